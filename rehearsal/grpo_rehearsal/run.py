@@ -148,6 +148,12 @@ class _Pools:
     def avoid(self, address: str) -> None:
         """Do nothing: no pod of a rehearsal is drained."""
 
+    def avoid_failing(self, addresses: frozenset[str]) -> None:
+        """Do nothing: there are no spare nodes."""
+
+    def keep_warm(self, resource: str) -> None:
+        """Do nothing: spare nodes start nothing."""
+
     def release(self, resource: str) -> None:
         """Do nothing."""
 

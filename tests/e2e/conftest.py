@@ -31,15 +31,19 @@ def kubeconfig(chart_values: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="session")
 def start(kubeconfig: Path) -> Start:
-    """Apply the tiny job under another name, with changes to its spec."""
+    """Apply the tiny job under another name, with changes to its spec. ``spares``: trainer.spareNodes."""
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
 
-    def begin(name: str, steps: int = STEPS, lr: float | None = None, **spec: Any) -> JobView:
+    def begin(
+        name: str, steps: int = STEPS, lr: float | None = None, spares: int = 0, **spec: Any
+    ) -> JobView:
         job = copy.deepcopy(manifest)
         job["metadata"]["name"] = name
         job["spec"] |= {"totalSteps": steps} | spec
         if lr is not None:
             job["spec"]["trainer"]["optimizer"]["lr"] = lr
+        if spares:
+            job["spec"]["trainer"]["spareNodes"] = spares
         command = ["kubectl", "apply", "-f", "-"]
         apply(kubeconfig, yaml.safe_dump(job), *command[1:])
         return JobView(kubeconfig, name)

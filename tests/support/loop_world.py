@@ -311,6 +311,10 @@ class World:
 
     def avoid(self, address: str) -> None: ...
 
+    def avoid_failing(self, addresses: frozenset[str]) -> None: ...
+
+    def keep_warm(self, resource: str) -> None: ...
+
     def _group(self, _pool: Any) -> Ranks:
         self.groups.append(Ranks(self))
         return self.groups[-1]

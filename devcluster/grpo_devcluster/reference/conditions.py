@@ -59,6 +59,9 @@ _REASONS = {
     "NodeNotReady": "A node with pods of the job is not Ready. The message names it and says since when. "
     "Its pods are replaced when it has been silent for `evictionSeconds`: see "
     "[scheduling](../guides/scheduling.md#nodes-without-power).",
+    "UnhealthyNodes": "More nodes with pods of the job are unhealthy than its pods may leave at a time. The "
+    "message names nodes and limit. Look at the nodes and at what marks them, or raise "
+    "`scheduling.unhealthyNodes.maxNodesPercent`.",
     "StoreFull": "The store has too little room for the next checkpoint, which is put off. The job trains. "
     "Free what the message says, or enlarge the store.",
     "Straggler": "Ranks compute more slowly than others with the same work, and all wait for them. The "
@@ -84,7 +87,12 @@ _REASONS = {
     "It was replaced, so that the new one takes over.",
     "NodeLost": f"{_EVENT} Pods of a node that no longer reports were deleted, to start on others: see "
     "[scheduling](../guides/scheduling.md#nodes-without-power).",
-    "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault.",
+    "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault, "
+    "or because training pods avoid the node.",
+    "NodeAvoided": f"{_EVENT} Ranks failed on a node again and again, so training pods avoid it: see "
+    "[failing nodes](../guides/failing-nodes.md).",
+    "NodeAllowed": f"{_EVENT} Training pods may run on a node again: its failures were forgotten, or the "
+    "job does not fit on other nodes.",
     "ProfileWritten": f"{_EVENT} A profile requested by annotation is complete; see `status.profiles`.",
     "ProfileFailed": f"{_EVENT} A profile was refused or not recorded; the message says why.",
     "GpuSick": f"{_EVENT} A GPU of the node is sick: the job's pods there are replaced. After two strikes "

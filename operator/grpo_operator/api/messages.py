@@ -80,6 +80,15 @@ class Straggler(Message):
     steps: int
 
 
+class NodeFailures(Message):
+    """Failures of ranks on one node. ``reason``: of the last one. ``avoided``: there are too many."""
+
+    node: str
+    failures: int
+    reason: str
+    avoided: bool = False
+
+
 class ProfileOrder(Message):
     """A profile that the operator asks the controller for. ``id``: names its folder in the store."""
 
@@ -126,6 +135,8 @@ class ControllerStatus(Message):
     why that is not what the spec asks for, or "". ``checkpoint_problem``: why a checkpoint is put off, or "".
     ``sandbox_problem``: what the sandbox of programs lacks, or "".
     ``stragglers``: the slowest of them, first. ``straggler_count``: of all.
+    ``node_failures``: failures by node, those with the most first. ``forget_nodes``: the user's last request
+    to forget them.
     ``profiles``: those that this controller was asked for. ``gpu_seconds``: of the whole run, by use.
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
@@ -164,6 +175,8 @@ class ControllerStatus(Message):
     sandbox_problem: str = ""
     stragglers: list[Straggler] = Field(default_factory=list)
     straggler_count: int = 0
+    node_failures: list[NodeFailures] = Field(default_factory=list)
+    forget_nodes: str = ""
     gpu_seconds: dict[str, int] = Field(default_factory=dict)
     lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)

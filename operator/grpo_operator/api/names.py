@@ -11,6 +11,8 @@ LEAVES_ANNOTATION = "rl.grpo.dev/leaves"
 PARTS_ANNOTATION = "rl.grpo.dev/parts"  # on a RayCluster: what its pods run, and what that was made of
 PROFILE_ANNOTATION = "rl.grpo.dev/profile"  # a user's request to profile the job
 ACCEPTED_PROFILE = "rl.grpo.dev/profile-accepted"  # annotation: the last request that the operator has taken
+FORGET_ANNOTATION = "rl.grpo.dev/forget-nodes"  # a new value makes the job use all nodes again
+NODE_VARIABLE = "NODE_NAME"  # environment variable of training pods: the node that they run on
 RESUME_ANNOTATION = "rl.grpo.dev/resume"  # a new value resumes a job that has failed
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 

@@ -75,7 +75,12 @@ def as_data(
 def _pools(spec: GRPOJobSpec, pool: RolloutTemplate) -> dict[str, Any]:
     trainer, engine = spec.trainer, pool.engine
     return {
-        "trainer": {"nodes": trainer.nodes, "gpus": trainer.world, "gpu_type": trainer.gpu_type},
+        "trainer": {
+            "nodes": trainer.nodes,
+            "gpus": trainer.world,
+            "gpu_type": trainer.gpu_type,
+            "spare_nodes": trainer.spare_nodes,
+        },
         "rollout": {
             "engines": pool.replicas,
             "nodes": pool.replicas * engine.nodes_per_engine,
@@ -140,7 +145,8 @@ def as_table(data: dict[str, Any]) -> str:
     """Return the plan as a table for people."""
     trainer, rollout = data["pools"]["trainer"], data["pools"]["rollout"]
     lines = [
-        f"training pool   {trainer['nodes']} nodes, {trainer['gpus']} x {trainer['gpu_type']}",
+        f"training pool   {trainer['nodes']} nodes, {trainer['gpus']} x {trainer['gpu_type']}"
+        + (f", and {trainer['spare_nodes']} spare nodes" if trainer["spare_nodes"] else ""),
         f"rollout pool    {rollout['engines']} engines on {rollout['nodes']} nodes, "
         f"{rollout['gpus']} x {rollout['gpu_type']}{_SHARED if data['mode'] == 'colocated' else ''}",
         f"layout          {data['layout']} ({data['reason']})",

@@ -57,6 +57,7 @@ class JobCollector(Collector):
         interval = GaugeMetricFamily(
             "grpo_job_checkpoint_interval_steps", "Steps between two checkpoints", labels=_JOB
         )
+        spares = GaugeMetricFamily("grpo_job_spare_pods", "Ready spare training pods", labels=_JOB)
         slow = GaugeMetricFamily("grpo_job_stragglers", "Trainer ranks that are stragglers", labels=_JOB)
         lag = GaugeMetricFamily(
             "grpo_job_weight_version_lag", "Versions that the slowest engine is behind", labels=_JOB
@@ -83,11 +84,13 @@ class JobCollector(Collector):
             if every := ((job.get("spec") or {}).get("checkpoint") or {}).get("everySteps"):
                 saved.add_metric(key, float((status.get("lastCheckpoint") or {}).get("step") or 0))
                 interval.add_metric(key, float(every))
+            if status.get("spares"):
+                spares.add_metric(key, float(status["spares"].get("ready") or 0))
             slow.add_metric(key, float(len(status.get("stragglers") or [])))
             behind = self._lag(namespace, name, status)
             if behind is not None:
                 lag.add_metric(key, behind)
-        yield from (info, restarts, uses, losses, saved, interval, slow, lag, *gauges.values())
+        yield from (info, restarts, uses, losses, saved, interval, spares, slow, lag, *gauges.values())
 
     def _lag(self, namespace: str, name: str, status: dict[str, Any]) -> int | None:
         pool = self._cache.pools.get((namespace, f"{name}-rollout")) or {}

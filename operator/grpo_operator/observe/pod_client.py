@@ -70,11 +70,12 @@ class PodClient:
 
     async def order(
         self, pods: tuple[dict[str, Any], ...], suspend: bool | None, profiles: Sequence[ProfileOrder],
-        token: str,
+        forget: str | None, token: str,
     ) -> None:  # fmt: skip
         """Send orders to the controller, which ignores requests for profiles that it has.
 
         ``suspend``: whether it shall save a checkpoint and stop, or resume; None: it goes on as it does.
+        ``forget``: request to forget on which nodes ranks have failed, or None.
         """
         for pod in of_pool(pods, names.CONTROLLER):
             if suspend is not None:
@@ -82,6 +83,8 @@ class PodClient:
             if profiles:
                 body = {"orders": [order.wire() for order in profiles]}
                 await self._post(pod, CONTROLLER_PORT, "/v1/profile", body, token)
+            if forget is not None:
+                await self._post(pod, CONTROLLER_PORT, "/v1/forget-nodes", {"request": forget}, token)
 
     async def _post(
         self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any], token: str

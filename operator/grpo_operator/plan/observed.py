@@ -7,7 +7,12 @@ from typing import Any, Literal
 from grpo_operator.api import names
 from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.messages import AgentStatus, ControllerStatus, EngineHost
-from grpo_operator.api.v1alpha1.status import EngineHostStatus, EngineState, EngineStatus
+from grpo_operator.api.v1alpha1.status import (
+    EngineHostStatus,
+    EngineState,
+    EngineStatus,
+    FailingNodeStatus,
+)
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.status.container_failures import ContainerFailure, container_failures
 from grpo_operator.plan.status.unschedulable import without_nodes
@@ -18,7 +23,8 @@ class Observed:
     """State of one job or pool. ``controller``: None while the controller cannot be reached.
     ``agents``: by pod name. ``pool_pods``: pods of a RolloutPool that the job uses but does not own.
     ``sick_nodes``: nodes that lost pods of the job to a sick GPU, and why. ``node_problem``: a message about
-    nodes of its pods that are not Ready.
+    nodes of its pods that are not Ready. ``failing_nodes``: nodes on which its ranks have failed.
+    ``held_pods``: a message about pods that wait to leave an unhealthy node.
     """
 
     ray_cluster: RayClusterStatus | None = None
@@ -28,6 +34,8 @@ class Observed:
     pool_pods: tuple[dict[str, Any], ...] = ()
     sick_nodes: tuple[str, ...] = ()
     node_problem: str = ""
+    failing_nodes: tuple[FailingNodeStatus, ...] = ()
+    held_pods: str = ""
 
     def of_pool(self, pool: str) -> list[dict[str, Any]]:
         """Return the pods of one pool that are not being deleted."""

@@ -23,19 +23,22 @@ _OF_POOLS = {"model", "weightSync", "scheduling", "upgradeStrategy"}
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of pods. ``avoided``: hosts that pods with GPUs must not run on."""
+    """Places of pods. ``avoided``: hosts that pods with GPUs must not run on. ``failing``: hosts that
+    training pods must not run on.
+    """
 
     leaves: Leaves = Leaves()
     avoided: tuple[str, ...] = ()
+    failing: tuple[str, ...] = ()
 
     def wire(self) -> Parts:
         """Return the leaves and hosts as JSON-compatible data."""
-        return {"leaves": self.leaves.wire(), "avoided": list(self.avoided)}
+        return {"leaves": self.leaves.wire(), "avoided": list(self.avoided), "failing": list(self.failing)}
 
     @classmethod
     def read(cls, data: Parts) -> "Places":
-        """Return the places of ``wire``."""
-        return cls(Leaves.read(data["leaves"]), tuple(data["avoided"]))
+        """Return the places of ``wire``, of any release."""
+        return cls(Leaves.read(data["leaves"]), tuple(data["avoided"]), tuple(data.get("failing", ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,9 @@ def accepted_job(
 
     def render(of: JobSources) -> tuple[RayCluster, Parts]:
         pool, places = of.engines if of.own else None, of.places
-        cluster = job_cluster(job, of.spec, pool, settings, suspend, places.leaves, places.avoided)
+        cluster = job_cluster(
+            job, of.spec, pool, settings, suspend, places.leaves, places.avoided, places.failing
+        )
         others = {_PATH: job_weight_path(of.spec, of.engines).wire(), _POOL: owned_pool_spec(of.spec)}
         return cluster, parts_of(cluster) | others
 

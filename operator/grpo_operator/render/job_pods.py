@@ -56,6 +56,7 @@ class JobPods:
     """Builds the PodTemplateSpecs of one job.
 
     ``writer``: identity of the job towards the engines' agents. ``path``: of weights into its own engines.
+    ``failing``: hosts that training pods must not run on.
     """
 
     parts: PodParts
@@ -63,6 +64,7 @@ class JobPods:
     leaves: Leaves
     writer: str
     path: WeightPath
+    failing: tuple[str, ...] = ()
 
     def head(self) -> dict[str, Any]:
         return self.parts.head(self._image(), self.spec.controller, self.spec.trainer.world)
@@ -97,6 +99,8 @@ class JobPods:
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:
             self.parts.share_key(ranks)  # ranks read the routed experts from the engines' agents
+        node_name = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        ranks["env"].append({"name": names.NODE_VARIABLE, "valueFrom": node_name})
         agent = self.parts.agent(self._image(), trainer, "trainer", gpus > 0)
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
@@ -104,7 +108,7 @@ class JobPods:
         self._with_files(pod)
         if gpus:
             connect(pod, self.parts.scheduling.rdma, self.parts.security.user == 0)
-            avoid_hosts(pod["spec"], self.parts.avoided)
+        avoid_hosts(pod["spec"], [*(self.parts.avoided if gpus else ()), *self.failing])
         if self.path.direct is Backend.CUDA_IPC:
             share_sockets(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})

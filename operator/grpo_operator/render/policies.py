@@ -18,7 +18,7 @@ def trainer_budget(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
 
     With ``scheduling.evictTrainers`` it may evict one at a time: the job saves its steps then.
     """
-    return _budget(job, names.TRAINER, spec.trainer.nodes - spec.scheduling.evict_trainers)
+    return _budget(job, names.TRAINER, spec.trainer.pods - spec.scheduling.evict_trainers)
 
 
 def rollout_budget(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:

@@ -43,10 +43,12 @@ def job_cluster(
     suspend: bool,
     leaves: Leaves = NO_LEAVES,
     avoided: tuple[str, ...] = (),
+    failing: tuple[str, ...] = (),
 ) -> RayCluster:
     """Return a job's RayCluster: head, controller, training pool, and the engines of its own ``pool``.
 
-    ``avoided``: hosts that its pods with GPUs must not run on.
+    ``avoided``: hosts that its pods with GPUs must not run on. ``failing``: hosts that its training pods must
+    not run on.
     """
     trainer = spec.trainer
     on_gpu = trainer.device == Device.CUDA
@@ -57,12 +59,12 @@ def job_cluster(
         owner_of(job), spec.scheduling, settings, on_gpu, names.key_secret(job), avoided, sockets,
         paired=spec.rollout.pool_ref is not None,
     )  # fmt: skip
-    pods = JobPods(parts, spec, leaves, names.writer(job), path)
+    pods = JobPods(parts, spec, leaves, names.writer(job), path, failing)
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     params = {} if on_gpu else _SMALL_STORE
     groups = [
         _group(names.CONTROLLER, 1, pods.controller(), params),
-        _group(names.TRAINER, trainer.nodes, pods.trainer(), params | resources),
+        _group(names.TRAINER, trainer.pods, pods.trainer(), params | resources),
         *_engine_groups(pods.engines(), pool, leaves),
     ]
     return _cluster(job, spec, pods.head(), params, groups, suspend, leaves)

@@ -68,7 +68,9 @@ class GrpoLoop:
         engines = 0 if spec.shares_gpus else rollout_gpus
         self._record = failures.record
         gpu_time = folder.store / "gpu_time.json"
-        self._gpus = GpuTime(gpu_time, spec.trainer.world, engines, clock, resumed=self._record.resumed)
+        gpus, spares = spec.trainer.world, spec.trainer.spare_nodes * spec.trainer.gpus_per_node
+        resumed = self._record.resumed
+        self._gpus = GpuTime(gpu_time, gpus, engines, clock, spares=spares, resumed=resumed)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward, self._gpus.generates)
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
@@ -136,7 +138,7 @@ class GrpoLoop:
         self._pool.attempt = self._record.attempt
         self._checkpoints.begin_attempt(self._record.attempt)
         self._report(message="waiting for the training pool", next_attempt="")
-        self._trainers.acquire(self._show)
+        self._trainers.acquire(self._show, self._failures.avoided_nodes)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
         self._trainers.start(self._record.attempt)
@@ -215,6 +217,7 @@ class GrpoLoop:
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
         self._failures.step_finished(step)
+        self._count_stragglers()
         self._background.append(self._records.write(step, metrics, timer, pushed))
         self._report(
             reward_mean=metrics["critic/score/mean"],
@@ -222,6 +225,15 @@ class GrpoLoop:
             message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
             stragglers=self._training.watch.stragglers, straggler_count=self._training.watch.count,
         )  # fmt: skip
+
+    def _count_stragglers(self) -> None:
+        """Count against their nodes the ranks that have become stragglers in this step."""
+        for one in self._training.watch.stragglers:
+            if one.steps == self._spec.restart_policy.stragglers.steps:
+                node = self._trainers.hosts[one.rank].node
+                self._failures.count_slow(
+                    node, f"rank {one.rank} computes {one.ratio} times its peers' median"
+                )
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:
         """Return the samples of the next step, for which the trainers wait as long as engines need."""
@@ -349,7 +361,9 @@ class GrpoLoop:
             log.warning("attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message)
             # The end of this controller in time is no failure, and nobody waits for the next attempt.
             leaves = self._departure.own
-            seconds = 0.0 if leaves else self._failures.count(failure.message, failure.cause, self._step + 1)
+            node = failure.host.node if failure.host else ""
+            counted = failure.message, failure.cause, self._step + 1, node
+            seconds = 0.0 if leaves else self._failures.count(*counted)
             later = utc_time(seconds) if seconds else ""
             self._report(
                 phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later,
@@ -377,5 +391,6 @@ class GrpoLoop:
         served = self._weights.served
         if served is not None:  # else the engines may serve the version of an earlier controller
             changes["weight_version"] = served
+        self._failures.forget_nodes(self._board.get().forget_nodes)
         changes |= self._failures.counts() | self._gpus.report()
         self._board.update(step=self._step, attempt=self._record.attempt, **changes)

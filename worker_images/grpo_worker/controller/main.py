@@ -90,7 +90,8 @@ def run(
         board.update(phase=Phase.FAILED, message=str(error))
         return
     record = RunRecord.load(store / "run.json")
-    failures = FailureHandler(record, config.spec.restart_policy, departure)
+    nodes = config.spec.trainer.nodes
+    failures = FailureHandler(record, config.spec.restart_policy, departure, nodes)
     failures.resume(config.resumes)
 
     def back_off(message: str, seconds: float) -> None:

@@ -14,6 +14,7 @@ class Use(StrEnum):
 
     WAIT: trainers wait for samples or for the store. BUBBLE: engines wait for new weights. REPLAYED: work
     of a step that a failure interrupted, and of steps that are repeated after it. IDLE: nothing can run.
+    SPARE: held for the loss of a training pod.
     """
 
     GENERATE = "generate"
@@ -23,6 +24,7 @@ class Use(StrEnum):
     BUBBLE = "bubble"
     REPLAYED = "replayed"
     IDLE = "idle"
+    SPARE = "spare"
 
 
 LOST = (Use.REPLAYED, Use.IDLE)
@@ -33,11 +35,12 @@ class GpuAccount:
     """Nanoseconds of GPU time by use. The unfinished step is kept apart until it is known to count.
 
     ``trainers``, ``engines``: GPUs of each pool; ``engines`` is 0 where both share the GPUs of the trainers.
-    ``lost``: IDLE and REPLAYED by cause.
+    ``spares``: GPUs of spare training pods. ``lost``: IDLE and REPLAYED by cause.
     """
 
     trainers: int
     engines: int
+    spares: int = 0
     used: Counter[Use] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     _training: Counter[Use] = field(default_factory=Counter)  # of the unfinished step, by pool
@@ -57,6 +60,7 @@ class GpuAccount:
 
     def add(self, nanoseconds: int) -> None:
         """Account for time that has passed since the last change."""
+        self.used[Use.SPARE] += nanoseconds * self.spares
         if self._use is Use.IDLE:
             self.lost[self._cause] += nanoseconds * self.trainers * (not (self._shared and self._generating))
         self._training[self._trainers_use()] += nanoseconds * self.trainers
@@ -79,6 +83,7 @@ class GpuAccount:
 
     def absent(self, nanoseconds: int, cause: str) -> None:
         """Account for time without a controller."""
+        self.used[Use.SPARE] += nanoseconds * self.spares
         gpu_time = nanoseconds * (self.trainers + self.engines)
         self.used[Use.IDLE] += gpu_time
         self.lost[cause] += gpu_time

@@ -9,13 +9,14 @@ from grpo_worker.common.versions import Versions
 class RankHost:
     """Process of one rank. ``address``: IP address of its pod; ``pod``: the pod's name.
 
-    ``versions``: of its image.
+    ``versions``: of its image. ``node``: name of the Kubernetes node, "" where it is not known.
     """
 
     address: str
     pid: int
     pod: str = ""
     versions: Versions = Versions()
+    node: str = ""
 
     def __str__(self) -> str:
         return f"{self.pod or 'pod'} ({self.address})"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from grpo_operator.api.names import NODE_VARIABLE
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.common.versions import installed
@@ -58,7 +59,8 @@ class TrainerWorker(WeightMethods, CheckpointMethods, WatchMethods):
         import ray
 
         pod = os.environ.get("POD_NAME") or socket.gethostname()  # the node's name on the host's network
-        return RankHost(ray.util.get_node_ip_address(), os.getpid(), pod, installed())
+        node = os.environ.get(NODE_VARIABLE, "")
+        return RankHost(ray.util.get_node_ip_address(), os.getpid(), pod, installed(), node)
 
     def listen(self) -> int:
         """Start the store of the process group's rendezvous on rank 0; return its port.

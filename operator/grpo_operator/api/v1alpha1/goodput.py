@@ -11,13 +11,15 @@ class GoodputStatus(Model):
     effective: str | None = Field(
         None,
         max_length=16,
-        description="share of the GPU time that was neither idle nor spent on repeated steps, in percent",
+        description="share of the GPU time that was neither idle nor spent on repeated steps or held as a "
+        "spare, in percent",
     )
     gpu_seconds: dict[str, int] = Field(
         default_factory=dict,
         max_length=16,
         description="GPU seconds by use: generate, train, sync, wait (trainers, for samples or the store), "
-        "bubble (engines, for new weights), replayed and idle; they add up to all GPUs x wall time",
+        "bubble (engines, for new weights), replayed, idle and spare (of spare training pods); they add up "
+        "to all GPUs x wall time",
     )
     lost_gpu_seconds: dict[str, int] = Field(
         default_factory=dict,

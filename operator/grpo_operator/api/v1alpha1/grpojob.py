@@ -208,6 +208,12 @@ _COLOCATION_RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         ),
     ),
     Rule(
+        "self.mode != 'colocated' || self.trainer.spareNodes == 0",
+        "mode colocated excludes trainer.spareNodes: engines would run on the GPUs of the spare pods: remove"
+        " spareNodes",
+        lambda job: job.mode != "colocated" or job.trainer.spare_nodes == 0,
+    ),
+    Rule(
         "self.mode != 'colocated' || self.staleness.maxVersionLag == 0",
         "mode colocated requires staleness.maxVersionLag 0: engines cannot generate while the trainer runs",
         lambda job: job.mode != "colocated" or job.staleness.max_version_lag == 0,

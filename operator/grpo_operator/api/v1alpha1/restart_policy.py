@@ -29,6 +29,28 @@ class StragglerPolicy(Model):
     )
 
 
+class AvoidNodesPolicy(Model):
+    """Nodes on which training pods or ranks of the job fail again and again, and which it then avoids."""
+
+    failures: int = Field(
+        2,
+        ge=1,
+        le=100,
+        description="number of failures on one node after which the job avoids it: ranks of this node alone "
+        "died, raised an error or stopped to answer, or became stragglers",
+    )
+    window_hours: int = Field(
+        24, ge=1, le=8760, description="hours after which a failure on a node is forgotten"
+    )
+    max_nodes_percent: int = Field(
+        10,
+        ge=0,
+        le=100,
+        description="largest share of trainer.nodes that the job avoids at a time, in percent, but at least "
+        "one node; 0: it avoids no node",
+    )
+
+
 class RestartPolicySpec(Model):
     """Limits on restarts, after which the job fails."""
 
@@ -66,6 +88,7 @@ class RestartPolicySpec(Model):
         "done. Default: one and a half times the estimated update and save, at least 60",
     )
     stragglers: StragglerPolicy = Field(default_factory=StragglerPolicy)
+    avoid_nodes: AvoidNodesPolicy = Field(default_factory=AvoidNodesPolicy)
 
     @property
     def grace_limit(self) -> int:

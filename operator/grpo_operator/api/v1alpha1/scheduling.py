@@ -66,6 +66,13 @@ class UnhealthyNodes(Model):
         max_length=32,
         description="keys of the taints of an unhealthy node",
     )
+    max_nodes_percent: int = Field(
+        10,
+        ge=1,
+        le=100,
+        description="largest share of the nodes of this job or pool that pods leave at a time, in percent, "
+        "but at least one node; the next pods leave when the replacements of the ones before run",
+    )
 
 
 _RULES: tuple[Rule["SchedulingSpec"], ...] = (

@@ -17,6 +17,7 @@ from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, Resumpti
 
 MAX_SICK_NODES = 32  # in a job's status
 MAX_STRAGGLERS = 8
+MAX_FAILING_NODES = 32
 
 
 class Phase(StrEnum):
@@ -147,11 +148,27 @@ class StragglerStatus(Model):
     steps: int = Field(description="number of slow steps in a row")
 
 
+class FailingNodeStatus(Model):
+    """Node on which training pods or ranks of the job have failed; see restartPolicy.avoidNodes."""
+
+    node: str = Field(max_length=253, description="name of the node")
+    failures: int = Field(description="number of failures within restartPolicy.avoidNodes.windowHours")
+    message: str = Field("", max_length=LONGEST_MESSAGE, description="reason of the last failure")
+    avoided: bool = Field(False, description="true: training pods of this job do not start on the node")
+
+
 class PoolCount(Model):
     """Number of ready members of a pool: ranks (GPUs) of the training pool, engines of the rollout pool."""
 
     ready: int = Field(0, description="ready members: ranks in ready pods, or engines that serve")
     total: int = Field(0, description="desired members")
+
+
+class SpareCount(Model):
+    """Number of spare training pods; see trainer.spareNodes."""
+
+    ready: int = Field(0, description="ready training pods beyond trainer.nodes")
+    total: int = Field(0, description="trainer.spareNodes")
 
 
 class PlannedResources(Model):
@@ -275,6 +292,7 @@ class GRPOJobStatus(Model):
     )
     last_checkpoint: CheckpointStatus | None = None
     train: PoolCount | None = None
+    spares: SpareCount | None = None
     rollout: PoolCount | None = None
     restarts: RestartCounts | None = None
     restart_count: int | None = Field(None, description="number of restarts of any cause, for kubectl get")
@@ -328,7 +346,9 @@ class GRPOJobStatus(Model):
         description="conditions such as Ready, Progressing and Degraded, each with a reason",
     )
     train_ready: str | None = Field(
-        None, max_length=16, description="train.ready/train.total, for kubectl get"
+        None,
+        max_length=16,
+        description="train.ready/train.total, and +spares.ready if the job has spares, for kubectl get",
     )
     rollout_ready: str | None = Field(
         None, max_length=16, description="rollout.ready/rollout.total, for kubectl get"
@@ -345,6 +365,12 @@ class GRPOJobStatus(Model):
     )
     stragglers: list[StragglerStatus] | None = Field(
         None, max_length=MAX_STRAGGLERS, description="ranks that are slow now, the slowest first"
+    )
+    failing_nodes: list[FailingNodeStatus] | None = Field(
+        None,
+        max_length=MAX_FAILING_NODES,
+        description="nodes on which training pods or ranks of this job have failed, those with the most "
+        "failures first; a new value of the annotation rl.grpo.dev/forget-nodes clears the list",
     )
     sick_nodes: list[Annotated[str, Field(max_length=512)]] | None = Field(
         None, max_length=MAX_SICK_NODES, description="nodes that lost pods of this job to a sick GPU, and why"

@@ -172,6 +172,14 @@ class TrainerSpec(WithOverlay):
     rules = (*_TRAINER_RULES, *MOE_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
+    spare_nodes: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="further pods like those of the training pool, which run no ranks: when a training pod "
+        "is lost, its ranks start on a spare pod at once, and the pod that replaces it becomes the spare. "
+        "Spare pods hold their GPUs",
+    )
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")
     gpu_type: GpuType = Field(GpuType.H100, description="GPU model that the planner assumes (cuda only)")
     kernels: KernelChoice = Field(
@@ -265,6 +273,11 @@ class TrainerSpec(WithOverlay):
     def world(self) -> int:
         """Return the number of ranks."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def pods(self) -> int:
+        """Return the number of training pods, with the spare ones."""
+        return self.nodes + self.spare_nodes
 
     @property
     def groups_experts(self) -> bool:

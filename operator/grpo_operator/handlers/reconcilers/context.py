@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 from kubernetes.client import ApiException
 
 from grpo_operator.api.base import Device, Model
-from grpo_operator.api.names import PARTS_ANNOTATION, POOL_LABEL, ROLLOUT, Owner, owner_in_labels
+from grpo_operator.api.names import PARTS_ANNOTATION, POOL_LABEL, ROLLOUT, Owner, owner_in_labels, owner_of
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
-from grpo_operator.api.v1alpha1.status import SettledImages
+from grpo_operator.api.v1alpha1.status import FailingNodeStatus, SettledImages
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.apply.pod_keys import PodKeys
 from grpo_operator.apply.writer import Writer
@@ -27,10 +27,12 @@ from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.watched_kinds import WATCHED
 from grpo_operator.plan.accepted import settled_images
 from grpo_operator.plan.capacity import node_outages, unhealthy_nodes
+from grpo_operator.plan.capacity.failing_nodes import failing_nodes
+from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.surplus_engines import engines_to_delete
 from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
-from grpo_operator.plan.gpu_health.node_state import avoided_hosts
-from grpo_operator.plan.observed import of_pool
+from grpo_operator.plan.gpu_health.node_state import avoided_hosts, hostname
+from grpo_operator.plan.observed import Observed, of_pool
 from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.status.conditions import Problem
 from grpo_operator.plan.status.events import Event
@@ -104,13 +106,20 @@ class ReconcileContext:
         awaited = node_outages.awaited(pods, self.outages.outages(pods), patience)
         nodes = node_outages.as_ready(self.cache.usable_nodes, awaited)
         free = free_nodes(nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
-        hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
+        hosts, trainers = pool.engine.nodes_per_engine, trainer.pods if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
 
     def avoided_hosts(self, scheduling: SchedulingSpec) -> tuple[str, ...]:
         """Return the hosts in quarantine for sick GPUs that only an affinity keeps the pods off."""
         taints = self.settings.gpu_health.taints
         return avoided_hosts(self.cache.gpu_records, self.cache.nodes, scheduling, taints)
+
+    def failing_nodes(
+        self, job: dict[str, Any], observed: Observed, requests: Sequence[PodRequest]
+    ) -> list[FailingNodeStatus]:
+        """Return the nodes on which ranks of the job have failed, and which of them it avoids."""
+        used = self.cache.gpus_of_others({owner_of(job)})
+        return failing_nodes(job, observed, requests, self.cache.usable_nodes, used)
 
     def images_of(
         self, obj: dict[str, Any], accepted: SettledImages | None, pool: dict[str, Any] | None = None
@@ -190,13 +199,24 @@ class ReconcileContext:
             await self._check_name("rayclusters", cluster.wire())
         await self.writer.ray_cluster(cluster, seen)
 
-    async def delete_pods_on_unhealthy_nodes(
-        self, owner: dict[str, Any], pods: Iterable[dict[str, Any]], scheduling: SchedulingSpec
-    ) -> None:
-        """Delete pods on nodes that are marked unhealthy; KubeRay recreates them on other nodes."""
-        for pod, message in unhealthy_nodes.to_replace(pods, self.cache.node, scheduling):
+    def moves(
+        self, owner: Owner, scheduling: SchedulingSpec, avoided: Iterable[str] = ()
+    ) -> unhealthy_nodes.Moves:
+        """Return the pods that leave unhealthy nodes, and those that training pods avoid, now."""
+        pods, cluster = self.cache.pods_of(owner), self.cluster_status(owner)
+        wanted = 1 + cluster.desired_worker_replicas if cluster else len(pods)
+        return unhealthy_nodes.moves(pods, wanted, self.cache.node, scheduling, set(avoided))
+
+    async def move_pods(self, owner: dict[str, Any], moves: unhealthy_nodes.Moves) -> None:
+        """Delete the pods that leave their nodes; KubeRay recreates them on other nodes."""
+        for pod, message in moves.now:
             await self.writer.delete_pod(pod)
             await self.writer.event(owner, "NodeUnhealthy", message, True)
+
+    def hostnames(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return the hostnames of nodes, by which an affinity selects them."""
+        found = ((name, self.cache.node(name) or {"metadata": {}}) for name in nodes)
+        return tuple(hostname(name, node["metadata"].get("labels") or {}) for name, node in found)
 
     def node_problem(self, pods: Iterable[dict[str, Any]]) -> str:
         """Return a message about nodes of these pods that are not Ready, or ""."""

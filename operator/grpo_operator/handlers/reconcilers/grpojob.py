@@ -18,7 +18,14 @@ from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.observe.pod_poller import Reports
 from grpo_operator.plan import lifecycle, resumption
 from grpo_operator.plan.accepted import is_accepted, spec_of
+from grpo_operator.plan.capacity.failing_nodes import (
+    avoided_names,
+    failing_event,
+    forget_request,
+    seen_failing,
+)
 from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
+from grpo_operator.plan.capacity.node_outages import eviction_seconds
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.fork import fork_source, missing_checkpoint
@@ -89,19 +96,27 @@ class JobReconciler:
     ) -> None:
         await self._accept_profile(job)
         observed = self._observe(job, engines)
+        requests = job_requests(spec, engines.pool if engines.own else None)
+        failing = self._context.failing_nodes(job, observed, requests)
+        # The pod template must keep a pod's successor off the node before the pod leaves it.
+        kept_off = avoided_names(failing).intersection(avoided_names(seen_failing(job)))
+        moves = self._context.moves(owner_of(job), spec.scheduling, kept_off)
+        observed = replace(observed, failing_nodes=tuple(failing), held_pods=moves.held)
         blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed, source))
         status = job_status(job, spec, layout, engines.pool, observed, now(), blocked, source)
-        await self._context.write_status("grpojobs", job, status, job_event, profile_event, straggler_event)
+        events = job_event, profile_event, straggler_event, failing_event
+        await self._context.write_status("grpojobs", job, status, *events)
         if engines.own:
             await self._write_pool_status(job, observed)
-        await self._context.delete_pods_on_unhealthy_nodes(job, observed.pods, spec.scheduling)
-        await self._context.delete_unconfirmed(job, observed.pods, _eviction_seconds(spec, engines.pool))
+        await self._context.move_pods(job, moves)
+        await self._context.delete_unconfirmed(job, observed.pods, eviction_seconds(spec, engines.pool))
         await self._replace_superseded(job, observed)
         suspend = lifecycle.suspend_request(spec.suspend, observed)
         orders = profile_orders(status.profiles, observed)
-        if suspend is not None or orders:
+        forget = forget_request(job, observed)
+        if suspend is not None or orders or forget is not None:
             token = await self._context.token(job, layout.images)
-            await self._context.pod_client.order(observed.pods, suspend, orders, token)
+            await self._context.pod_client.order(observed.pods, suspend, orders, forget, token)
         await self._expire(job, spec)
 
     async def _replace_superseded(self, job: dict[str, Any], observed: Observed) -> None:
@@ -246,7 +261,8 @@ class JobReconciler:
         dedicated = None if spec.mode == "colocated" else own  # colocated engines follow the trainers' pods
         leaves = context.leaves(owner, spec.scheduling, dedicated, spec.trainer, trainers)
         service = engines.owner.rollout_service
-        places = Places(leaves, context.avoided_hosts(spec.scheduling))
+        failing = context.hostnames(sorted(avoided_names(observed.failing_nodes)))
+        places = Places(leaves, context.avoided_hosts(spec.scheduling), failing)
         settings = context.settings.with_images(layout.images or context.settings.images)
         sources = JobSources(spec, engines.pool, engines.own, places)
         accepted = accepted_job(job, sources, settings, suspend, context.record_of(job))
@@ -289,12 +305,3 @@ class JobReconciler:
         age = datetime.now(UTC) - datetime.fromisoformat(finished)
         if age.total_seconds() >= ttl:
             await self._context.writer.delete_job(job)
-
-
-def _eviction_seconds(spec: GRPOJobSpec, engines: RolloutTemplate) -> dict[str, int]:
-    """Return the seconds after which pods on an unreachable node are replaced, by pool."""
-    pools = {
-        names.HEAD: spec.controller, names.CONTROLLER: spec.controller, names.TRAINER: spec.trainer,
-        names.ROLLOUT: engines,
-    }  # fmt: skip
-    return {name: spec.scheduling.eviction_seconds_of(pool) for name, pool in pools.items()}

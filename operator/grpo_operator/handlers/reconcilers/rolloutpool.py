@@ -78,14 +78,17 @@ class PoolReconciler:
         context, owner = self._context, owner_of(pool)
         writer, pods = context.admissions.writer(owner), context.cache.pods_of(owner)
         reports = context.poller.reports(owner)
-        problem = context.node_problem(pods)
-        observed = Observed(context.cluster_status(owner), pods, None, reports.agents, node_problem=problem)
+        moves = context.moves(owner, spec.scheduling)
+        observed = Observed(
+            context.cluster_status(owner), pods, None, reports.agents,
+            node_problem=context.node_problem(pods), held_pods=moves.held,
+        )  # fmt: skip
         name = writer.name if writer else None
         images = context.images_of(pool, settled_pool_images(pool))
         blocked = await context.refusal(self._apply(pool, spec, images))
         status = pool_status(pool, spec, owner, observed, name, now(), blocked, images)
         await context.write_status("rolloutpools", pool, status, pool_event)
-        await context.delete_pods_on_unhealthy_nodes(pool, pods, spec.scheduling)
+        await context.move_pods(pool, moves)
         seconds = {names.HEAD: spec.scheduling.eviction_seconds}
         seconds[names.ROLLOUT] = spec.scheduling.eviction_seconds_of(spec)
         await context.delete_unconfirmed(pool, pods, seconds)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api import names
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.times import seconds_of
 
 CONFIRM_SECONDS = 30.0  # for a kubelet that still reports to end a pod after its grace period
@@ -105,6 +107,15 @@ def problem(outages: Iterable[Outage], partitioned: str) -> str:
     if len(ordered) > _MOST:
         texts.append(f"and {len(ordered) - _MOST} more nodes")
     return "; ".join([*texts, *([partitioned] if texts and partitioned else [])])
+
+
+def eviction_seconds(spec: GRPOJobSpec, engines: RolloutTemplate) -> dict[str, int]:
+    """Return the seconds after which pods on an unreachable node are replaced, by pool."""
+    pools = {
+        names.HEAD: spec.controller, names.CONTROLLER: spec.controller, names.TRAINER: spec.trainer,
+        names.ROLLOUT: engines,
+    }  # fmt: skip
+    return {name: spec.scheduling.eviction_seconds_of(pool) for name, pool in pools.items()}
 
 
 def _ready(node: _Object) -> _Object:

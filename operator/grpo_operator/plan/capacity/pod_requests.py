@@ -28,7 +28,9 @@ def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[Po
     requests = [
         _request("head", "spec.controller", 1, [head_resources(trainer.world)], 0, controller.node_selector),
         _request("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
-        _request("trainer", "spec.trainer.nodes", trainer.nodes, parts, gpus, trainer.node_selector, on_host),
+        _request(
+            "trainer", _trainer_field(trainer), trainer.pods, parts, gpus, trainer.node_selector, on_host
+        ),
     ]
     if own_pool is None:
         return requests
@@ -42,6 +44,11 @@ def pool_requests(spec: RolloutPoolSpec) -> list[PodRequest]:
         _request("head", "spec.replicas", 1, [head_resources(0)], 0, {}),
         _engines(spec, "spec.replicas", spec.scheduling),
     ]
+
+
+def _trainer_field(trainer: TrainerSpec) -> str:
+    """Return the fields that set the number of training pods."""
+    return "spec.trainer.nodes + spareNodes" if trainer.spare_nodes else "spec.trainer.nodes"
 
 
 def _engines(

@@ -1,6 +1,6 @@
 """Condition and taint that a node should have because of its GPUs (pure)."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
@@ -77,7 +77,12 @@ def avoided_hosts(
         return ()
     labels = {n["metadata"]["name"]: n["metadata"].get("labels") or {} for n in nodes}
     quarantined = sorted(name for name, record in records.items() if record.quarantined)
-    return tuple(labels.get(name, {}).get(_HOSTNAME, name) for name in quarantined)
+    return tuple(hostname(name, labels.get(name, {})) for name in quarantined)
+
+
+def hostname(node: str, labels: Mapping[str, str]) -> str:
+    """Return the hostname of a node, by which an affinity selects it."""
+    return labels.get(_HOSTNAME, node)
 
 
 def _tolerates(scheduling: SchedulingSpec) -> bool:

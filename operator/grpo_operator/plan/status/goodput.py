@@ -4,7 +4,7 @@ from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.goodput import GoodputStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
-_LOST = ("replayed", "idle")
+_UNUSED = ("replayed", "idle", "spare")
 
 
 def goodput_status(
@@ -16,7 +16,7 @@ def goodput_status(
     seconds, price = controller.gpu_seconds, spec.observability.price_per_gpu_hour
     total = sum(seconds.values())
     cost = None if price is None else total / 3600 * price
-    effective = 100 * (1 - sum(seconds.get(use, 0) for use in _LOST) / total) if total else None
+    effective = 100 * (1 - sum(seconds.get(use, 0) for use in _UNUSED) / total) if total else None
     return GoodputStatus(
         effective=None if effective is None else f"{effective:.1f}",
         gpu_seconds=seconds,

@@ -18,6 +18,7 @@ from grpo_operator.api.v1alpha1.status import (
     PoolCount,
     RecomputeStatus,
     RestartCounts,
+    SpareCount,
 )
 from grpo_operator.plan import resumption
 from grpo_operator.plan.accepted import note_unknown_fields
@@ -58,6 +59,7 @@ def refused_status(
             "reason": reason,
             "eta": None,
             "train": None,
+            "spares": None,
             "rollout": None,
             "train_ready": None,
             "rollout_ready": None,
@@ -88,7 +90,7 @@ def job_status(
         observed = replace(observed, controller=None)  # its last report is that of the end
     phase, message = _phase(job, spec, observed, resumes)
     problem = problem_of(phase, observed)
-    train = _ranks(spec, observed)
+    train, spares = _ranks(spec, observed), _spares(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
     values = _from_controller(old, observed.controller)
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
@@ -105,13 +107,15 @@ def job_status(
             "total_steps": spec.total_steps,
             "progress": f"{values['step'] or 0}/{spec.total_steps}",
             "train": train,
+            "spares": spares,
             "rollout": rollout,
-            "train_ready": f"{train.ready}/{train.total}",
+            "train_ready": f"{train.ready}/{train.total}" + (f" +{spares.ready}" if spares else ""),
             "rollout_ready": f"{rollout.ready}/{rollout.total}",
             "layout": layout,
             "weight_path": path,
             "goodput": goodput_status(old.goodput, spec, observed.controller),
             "stragglers": straggler_statuses(observed) or None,
+            "failing_nodes": list(observed.failing_nodes) or None,
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
@@ -124,7 +128,7 @@ def job_status(
         status = status.model_copy(
             update={"last_failure": _message_of(_old(job), "Failed")[:LONGEST_MESSAGE]}
         )
-    conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)
+    conditions = _conditions(job, phase, message, status, now, blocked, problem)
     note_unknown_fields(conditions, spec)
     return status.model_copy(update={"conditions": conditions.result()})
 
@@ -163,8 +167,17 @@ def settled_layout(job: dict[str, Any]) -> LayoutStatus | None:
 
 
 def _ranks(spec: GRPOJobSpec, observed: Observed) -> PoolCount:
-    each = spec.trainer.gpus_per_node
-    return PoolCount(ready=observed.ready(names.TRAINER) * each, total=spec.trainer.world)
+    trainer = spec.trainer
+    pods = min(observed.ready(names.TRAINER), trainer.nodes)
+    return PoolCount(ready=pods * trainer.gpus_per_node, total=trainer.world)
+
+
+def _spares(spec: GRPOJobSpec, observed: Observed) -> SpareCount | None:
+    """Return the training pods beyond those that the ranks need; None for a job without spares."""
+    if not spec.trainer.spare_nodes:
+        return None
+    more = observed.ready(names.TRAINER) - spec.trainer.nodes
+    return SpareCount(ready=max(more, 0), total=spec.trainer.spare_nodes)
 
 
 def _old(job: dict[str, Any]) -> dict[str, Any]:
@@ -258,15 +271,17 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
 
 
 def _conditions(
-    job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
+    job: dict[str, Any], phase: Phase, message: str, status: GRPOJobStatus, now: str,
     blocked: Problem, problem: Problem,
 ) -> Conditions:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
-    whole = rollout.ready == rollout.total and train.ready == train.total
+    pools = {"ranks": status.train, "engines": status.rollout, "spare training pods": status.spares}
+    counts = {name: pool for name, pool in pools.items() if pool is not None}
+    whole = all(pool.ready == pool.total for pool in counts.values())
     degraded = phase == Phase.RECOVERING or (running and not whole) or bool(problem.reason)
-    pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
+    counted = ", ".join(f"{name} {pool.ready}/{pool.total}" for name, pool in counts.items())
     changing = phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
     # A single failing container does not stop a training job; a lack of samples does.
     starved = problem.reason in ("NoSamples", "Parked")
@@ -275,7 +290,7 @@ def _conditions(
     conditions.set("Ready", ready, problem.reason if starved else phase, text)
     conditions.set("Progressing", changing or running, phase, text)
     reason = problem.reason or ("PoolsIncomplete" if degraded else "PoolsWhole")
-    text = "; ".join(filter(None, (problem.message, pools)))
+    text = "; ".join(filter(None, (problem.message, counted)))
     conditions.set("Degraded", degraded, reason, text if degraded else "")
     for kind, value in (
         ("Suspended", phase == Phase.SUSPENDED),

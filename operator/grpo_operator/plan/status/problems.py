@@ -25,6 +25,7 @@ def _problems(phase: Phase, observed: Observed) -> Iterator[Problem]:
     if controller and controller.stalled:
         yield Problem("NoSamples", "; ".join(filter(None, (controller.stalled, nodes))))
     yield Problem("NodeNotReady", nodes)
+    yield Problem("UnhealthyNodes", observed.held_pods)
     failures = observed.container_failures()[:_MAX_FAILURES]
     yield Problem("ContainersFailing", "; ".join(failure.text for failure in failures))
     yield Problem("Unschedulable", observed.unschedulable())

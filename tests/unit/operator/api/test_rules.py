@@ -386,6 +386,7 @@ CASES: dict[str, Changes] = {
     "colocated with more engines": {**COLOCATED, "rollout.template.replicas": 3},
     "colocated without offloading": {**COLOCATED, "trainer.offload.gradients": False},
     "colocated off-policy": {**COLOCATED, "staleness": {"maxVersionLag": 1}},
+    "colocated with spare nodes": {**COLOCATED, "trainer.spareNodes": 1},
     "colocated with a double buffer": {**COLOCATED, f"{ENGINE}.doubleBuffer": True},
     "colocated over NCCL": {**COLOCATED, "weightSync": {"transport": "nccl"}},
     "colocated over CUDA IPC": {**COLOCATED, **IPC, "trainer.nodes": 1},

@@ -49,6 +49,12 @@ def test_stragglers_are_one_number_however_many_ranks_a_job_has() -> None:
     assert _registry({}).get_sample_value("grpo_job_stragglers", JOB) == 0
 
 
+def test_ready_spare_pods_are_exported_for_jobs_that_have_some() -> None:
+    found = _registry({"spares": {"ready": 1, "total": 2}})
+    assert found.get_sample_value("grpo_job_spare_pods", JOB) == 1
+    assert _registry({}).get_sample_value("grpo_job_spare_pods", JOB) is None
+
+
 def test_a_replica_that_does_not_lead_exports_no_job() -> None:
     found = _registry({"step": 1, "phase": "Training"}, {"checkpoint": {"everySteps": 10}}, leads=False)
     assert not [sample for metric in found.collect() for sample in metric.samples]

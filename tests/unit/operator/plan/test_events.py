@@ -3,9 +3,7 @@
 from typing import Any
 
 from grpo_operator.api.names import Owner
-from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.observe.cache import Cache
-from grpo_operator.plan.capacity.unhealthy_nodes import to_replace
 from grpo_operator.plan.status.events import job_event, pool_event
 from support.objects import pod
 
@@ -65,31 +63,6 @@ def test_a_pool_event_names_the_writer() -> None:
     released = pool_event({"boundTo": "a"}, {})
     assert bound is not None and bound.reason == "Bound" and "GRPOJob a" in bound.message
     assert released is not None and released.reason == "Released"
-
-
-def _node(closed: bool, **parts: Any) -> dict[str, Any]:
-    conditions = [{"type": kind, "status": "True"} for kind in parts.get("conditions", ())]
-    taints = [{"key": key, "effect": "NoSchedule"} for key in parts.get("taints", ())]
-    return {"spec": {"unschedulable": closed, "taints": taints}, "status": {"conditions": conditions}}
-
-
-def test_pods_leave_an_unhealthy_node_only_when_it_is_cordoned() -> None:
-    signs = {"conditions": ["GpuMemWatch"], "taints": ["gpu/xid"]}
-    scheduling = SchedulingSpec.model_validate({"unhealthyNodes": signs})
-    nodes = {
-        "sick": _node(True, conditions=["GpuMemWatch"]),
-        "tainted": _node(True, taints=["gpu/xid"]),
-        "open": _node(False, conditions=["GpuMemWatch"]),
-        "drained": _node(True, conditions=["Ready"]),
-    }
-    pods = []
-    for number, name in enumerate(nodes):
-        made = pod("trainer", number)
-        pods.append(made | {"spec": {"nodeName": name}})
-    found = {p["spec"]["nodeName"]: why for p, why in to_replace(pods, nodes.get, scheduling)}
-    assert set(found) == {"sick", "tainted"}
-    assert found["sick"] == "pod tiny-moe-trainer-0 leaves node sick: condition GpuMemWatch"
-    assert list(to_replace(pods, nodes.get, SchedulingSpec())) == []
 
 
 def test_the_cache_keeps_needed_fields_and_drops_whole_owners() -> None:

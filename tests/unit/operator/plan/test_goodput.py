@@ -14,6 +14,12 @@ def test_the_effective_share_leaves_out_what_was_idle_or_repeated() -> None:
     assert status.cost is None and status.cost_per_step is None
 
 
+def test_spare_gpus_are_held_but_not_used() -> None:
+    report = controller_status("Training", gpu_seconds=SECONDS | {"spare": 1800})
+    status = goodput_status(None, spec_of(job()), report)
+    assert status is not None and status.effective == "60.0"
+
+
 def test_the_cost_follows_from_a_price() -> None:
     spec = spec_of(job(observability={"pricePerGpuHour": 2.5}))
     report = controller_status("Training", gpu_seconds=SECONDS, step=4)

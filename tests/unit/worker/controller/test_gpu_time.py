@@ -85,6 +85,18 @@ def test_an_interrupted_step_is_lost_and_its_repetition_is_not() -> None:
     assert account.lost == {"infrastructure": 14 + 18 + 6}
 
 
+def test_spares_are_held_whatever_the_others_do() -> None:
+    account = GpuAccount(2, 1, spares=4)
+    account.trains(Use.TRAIN)
+    account.add(10)
+    account.stops("infrastructure")
+    account.add(5)
+    account.interrupt(keeps_answers=False)
+    account.absent(1, "controller")
+    assert account.total[Use.SPARE] == 4 * 16 and sum(account.total.values()) == 7 * 16
+    assert sum(account.lost.values()) == 3 * 16, "a spare is no loss"
+
+
 def _gpu_time(file: Path, clock: FakeClock, wall: list[float]) -> GpuTime:
     return GpuTime(file, 1, 2, clock, lambda: wall[0])
 

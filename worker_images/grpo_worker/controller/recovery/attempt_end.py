@@ -10,6 +10,7 @@ from grpo_worker.controller.recovery.run_record import Cause
 from grpo_worker.controller.training.parity import NotFiniteError, ParityError
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.rewards.verifiers import RewardError
+from grpo_worker.roles.host import RankHost
 from grpo_worker.rollout.sampling import UnfitEngineError
 
 log = logging.getLogger(__name__)
@@ -18,11 +19,15 @@ _FINAL = (ParityError, RewardError, UnfitEngineError)  # unless a server or an e
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of an attempt. ``final``: every other attempt would fail in the same way."""
+    """Failure of an attempt. ``final``: every other attempt would fail in the same way.
+
+    ``host``: of the ranks that failed, if they are all in one pod.
+    """
 
     message: str
     cause: Cause
     final: bool
+    host: RankHost | None = None
 
 
 def failure_of(error: Exception, store: str = STORE) -> Failure:
@@ -35,6 +40,7 @@ def failure_of(error: Exception, store: str = STORE) -> Failure:
     cause: Cause = "infrastructure" if outside else "job"
     if isinstance(error, (GangError, NotFiniteError, *_FINAL)):
         message = with_store_problem(str(error), error, store)
-        return Failure(message, cause, isinstance(error, _FINAL) and not outside)
+        host = error.host if isinstance(error, GangError) else None
+        return Failure(message, cause, isinstance(error, _FINAL) and not outside, host)
     log.error("the attempt failed", exc_info=error)
     return Failure(with_store_problem(one_line(error), error, store), cause, False)

@@ -1,7 +1,8 @@
 """Failure handling: another attempt, or the end of the job."""
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.errors import cause_of
+from grpo_operator.api.messages import NodeFailures
 from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
 from grpo_worker.controller.recovery.departure import Departure
+from grpo_worker.controller.recovery.node_failures import noted, report
 from grpo_worker.controller.recovery.record_watch import RecordWatch
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.rollout.engine_pool import MixedWeightsError, SyncError
@@ -30,13 +33,18 @@ class FailureHandler:
     """
 
     def __init__(
-        self, record: RunRecord, policy: RestartPolicySpec, departure: Departure | None = None
-    ) -> None:
-        """``departure``: of pods of the job that are about to end."""
+        self, record: RunRecord, policy: RestartPolicySpec, departure: Departure | None = None,
+        nodes: int = 1, wall: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """``departure``: of pods of the job that are about to end. ``nodes``: of the gang.
+
+        ``wall``: seconds since 1970.
+        """
         self.record = record
         self.departure = departure or Departure()
         self.watch = RecordWatch(record)
         self._policy = policy
+        self._nodes, self._wall = nodes, wall
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="run record")
 
     def resume(self, times: int) -> None:
@@ -65,13 +73,15 @@ class FailureHandler:
         """Count no death of the controller any more."""
         self._note_running(False)
 
-    def count(self, message: str, cause: Cause, step: int = 0) -> float:
+    def count(self, message: str, cause: Cause, step: int = 0, node: str = "") -> float:
         """Record a failure of ``step`` and return the seconds to wait before the next attempt.
 
+        ``node``: on which alone ranks have failed, or "".
         There is no next attempt if ``record.failed`` is set afterwards. Only failures that the job itself
         caused end it: more than ``maxRestarts`` of them, or ``maxSameFailures`` in a row with the same cause.
         """
         with _ignore_store_errors():
+            self._note_node(node, message)
             self.record.count_restart(cause, cause_of(message), step)
         if cause == "infrastructure":
             return self._backoff(self.record.recent_failures - 1)  # the first replacement starts at once
@@ -81,6 +91,22 @@ class FailureHandler:
         elif used > self._policy.max_restarts:
             self.end(f"restartPolicy.maxRestarts ({self._policy.max_restarts}) used up: {message}")
         return self._backoff(self.record.recent_failures)
+
+    def count_slow(self, node: str, reason: str) -> None:
+        """Record that a rank on a node has become a straggler."""
+        self._note_node(node, reason)
+        self._thread.submit(self._save)
+
+    def forget_nodes(self, request: str) -> None:
+        """Forget the failures of all nodes if ``request``, a value of the annotation, is new."""
+        if request and request != self.record.forgot:
+            self.record.node_log, self.record.forgot = {}, request
+            self._thread.submit(self._save)
+
+    @property
+    def avoided_nodes(self) -> frozenset[str]:
+        """Return the nodes on which ranks have failed too often."""
+        return frozenset(one.node for one in self._node_failures() if one.avoided)
 
     def step_finished(self, step: int) -> None:
         """Record that ``step`` was finished, which ends a series of failures.
@@ -101,6 +127,7 @@ class FailureHandler:
         return {
             "restarts": record.restarts,
             "times_parked": record.times_parked,
+            "node_failures": self._node_failures(),
             "recent_failures": record.recent_failures,
             "backoff_seconds": int(self._backoff(record.recent_failures)),
         }
@@ -110,6 +137,14 @@ class FailureHandler:
         log.error("the job ends: %s", message)
         with _ignore_store_errors():
             self.record.fail(message[:LONGEST])
+
+    def _node_failures(self) -> list[NodeFailures]:
+        return report(self.record.node_log, self._wall(), self._nodes, self._policy.avoid_nodes)
+
+    def _note_node(self, node: str, reason: str) -> None:
+        if node:
+            policy, now = self._policy.avoid_nodes, self._wall()
+            self.record.node_log = noted(self.record.node_log, node, now, reason, policy)
 
     def _note_running(self, running: bool) -> None:
         self.record.running = running

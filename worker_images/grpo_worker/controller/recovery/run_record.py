@@ -40,6 +40,8 @@ class RunRecord:
     resumes: int = 0  # times that the job was resumed after its end
     restarts_before: int = 0  # job_restarts until the last of them, which no limit counts any more
     resumed: bool = False  # this controller is the first one after such a resumption
+    node_log: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # failures by node
+    forgot: str = ""  # value of the annotation that cleared node_log last
     unread: int = 0  # times that the record could not be read beside the steps
     others: dict[str, Any] = field(default_factory=dict, repr=False)  # fields that a newer version wrote
 
@@ -85,6 +87,7 @@ class RunRecord:
         self.resumes, self.restarts_before, self.resumed = times, self.job_restarts, True
         self.failed, self.last_cause, self.running = "", "", False
         self.same_failures = self.recent_failures = 0
+        self.node_log = {}
         self.save()
 
     def begin_controller(self) -> bool:

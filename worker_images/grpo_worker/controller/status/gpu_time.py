@@ -20,17 +20,17 @@ SUSPENDED = "suspended"  # the pods are deleted then, so the time until the next
 class GpuTime:
     """Thread-safe account of GPU time, from the start of the first controller.
 
-    ``trainers``, ``engines``: GPUs of each pool; see GpuAccount. ``wall``: seconds since 1970, which measure
-    the time between two controllers.
+    ``trainers``, ``engines``, ``spares``: GPUs of each pool; see GpuAccount. ``wall``: seconds since 1970,
+    which measure the time between two controllers.
     """
 
     def __init__(
         self, file: StorePath, trainers: int, engines: int, clock: Clock,
-        wall: Callable[[], float] = time.time, *, resumed: bool = False,
+        wall: Callable[[], float] = time.time, *, spares: int = 0, resumed: bool = False,
     ) -> None:  # fmt: skip
         """``resumed``: the job had ended before; it had no GPUs since then."""
         self._file, self._clock, self._wall = file, clock, wall
-        self._account = GpuAccount(trainers, engines)
+        self._account = GpuAccount(trainers, engines, spares)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu time")
         self._furthest = 0  # the last step that was ever finished

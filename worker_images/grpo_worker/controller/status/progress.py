@@ -35,6 +35,10 @@ class ProgressBoard:
             self._progress = self._progress.updated(suspend_requested=suspend)
             self._lock.notify_all()
 
+    def request_forget_nodes(self, request: str) -> None:
+        """Ask the loop to forget which nodes have failed. ``request``: value of the user's annotation."""
+        self.update(forget_nodes=request)
+
     def wait_until_resumed(self) -> None:
         """Block until the request to suspend is cleared."""
         with self._lock:

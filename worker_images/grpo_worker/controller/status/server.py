@@ -23,7 +23,7 @@ def application(
     board: ProgressBoard, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
 ) -> Starlette:
     """Return the application: ``GET /v1/status``, ``/metrics``, ``/healthz``, and the operator's requests,
-    ``POST /v1/suspend``, ``/v1/profile``.
+    ``POST /v1/suspend``, ``/v1/profile``, ``/v1/forget-nodes``.
 
     ``stalled``: returns why the run makes no progress, or "". A controller that another one has superseded
     does not speak for the job any more: it answers ``/v1/status`` with 410 (Gone).
@@ -42,12 +42,17 @@ def application(
         board.profiles.add([ProfileOrder.model_validate(order) for order in sent])
         return JSONResponse({})
 
+    async def forget_nodes(request: Request) -> Response:
+        board.request_forget_nodes(str((await request.json())["request"]))
+        return JSONResponse({})
+
     return guarded(
         [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/v1/status", status),
             Route("/v1/suspend", suspend, methods=["POST"]),
             Route("/v1/profile", profile, methods=["POST"]),
+            Route("/v1/forget-nodes", forget_nodes, methods=["POST"]),
             metrics_route(),
         ]
     )

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,10 @@ class ResourcePools(Protocol):
 
     def avoid(self, address: str) -> None: ...
 
+    def avoid_failing(self, addresses: frozenset[str]) -> None: ...
+
+    def keep_warm(self, resource: str) -> None: ...
+
 
 # (pool that ResourcePools.acquire returned) -> group of processes that are not started yet
 GroupFactory = Callable[[Any], RankGroup]
@@ -146,16 +150,20 @@ class TrainerGang:
         self._make_group = make_group or self._ray_group
         self._group: RankGroup | None = None
         self._pool: Any = None
+        self._nodes: dict[str, str] = {}  # address -> Kubernetes node, of all gangs so far
         self.versions = Versions()  # of the ranks' image
         self.network = GangNetwork()  # of ranks with GPUs
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
         self.attempt = 0  # of the job, whose gang this is
 
-    def acquire(self, report: Callable[[str], None]) -> None:
+    def acquire(self, report: Callable[[str], None], avoided: Collection[str] = ()) -> None:
         """Wait until all pods of the pool are there, and the ranks of the previous attempt have ended.
 
         ``report``: shows what is missing. The wait has no limit: the pods come back or they do not.
+        ``avoided``: names of Kubernetes nodes on which ranks start only if there are no others.
         """
+        failing = {address for address, node in self._nodes.items() if node in avoided}
+        self._pools.avoid_failing(frozenset(failing))
         self._pool = self._pools.acquire(RESOURCE, self.world, self._gpus, report)
 
     def start(self, attempt: int) -> None:
@@ -164,7 +172,10 @@ class TrainerGang:
         self.attempt = attempt
         self._group = self._make_group(self._pool)
         self.versions = versions_of(self._group.hosts)
+        self._nodes |= {host.address: host.node for host in self._group.hosts}
         self._group.start(self._config | {"attempt": attempt})
+        if self._spec.trainer.spare_nodes:
+            self._pools.keep_warm(RESOURCE)
         if self._gpus:
             rdma = self._spec.scheduling.rdma is not None
             transports = self.call("transport")
@@ -262,6 +273,12 @@ class TrainerGang:
         """Raise GangError, which names them, if processes of ranks have ended."""
         if self._group is not None and self._group.died.done():
             raise self._group.death()
+
+    @property
+    def hosts(self) -> list[RankHost]:
+        """Return where each rank runs."""
+        assert self._group is not None, "the gang is not started"
+        return self._group.hosts
 
     @property
     def address(self) -> str:

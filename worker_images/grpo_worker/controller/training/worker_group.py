@@ -20,6 +20,7 @@ from grpo_worker.roles.shared_batch import ObjectStore, SharedBatch
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 10.0  # for an answer of the threads that watch
 _BESIDE_SECONDS = 60.0  # of one wait for work beside the calls, which is repeated
+_OTHERS_SECONDS = 1.0  # for other ranks to fail like the first one
 _IMPORT_SECONDS = 300.0  # until a new process can answer: it imports torch from a cold disk
 
 
@@ -27,13 +28,16 @@ class GangError(RuntimeError):
     """A rank failed, died or hung, so the gang must be restarted.
 
     ``lost``: ranks that died. ``outside``: the cause is not in the job, such as a frozen process or a store
-    that does not answer or is full.
+    that does not answer or is full. ``host``: of the ranks that failed, if they are all in one pod.
     """
 
-    def __init__(self, message: str, lost: list[int], outside: bool = False) -> None:
+    def __init__(
+        self, message: str, lost: list[int], outside: bool = False, host: RankHost | None = None
+    ) -> None:
         super().__init__(message)
         self.lost = lost
         self.outside = outside or bool(lost)
+        self.host = host
 
 
 class WorkerGroup:
@@ -99,7 +103,9 @@ class WorkerGroup:
         lost = self._lost()
         names = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in lost[:4])
         more = f" and {len(lost) - 4} more ranks" if len(lost) > 4 else ""
-        return GangError(f"the processes of {names}{more} have ended", lost, outside=True)
+        return GangError(
+            f"the processes of {names}{more} have ended", lost, outside=True, host=self._one_host(lost)
+        )
 
     def start(self, config: dict[str, Any]) -> None:
         """Rendezvous at rank 0 and build the model on every rank."""
@@ -161,7 +167,7 @@ class WorkerGroup:
                 done, pending = self._processes.wait(pending, 1, _BESIDE_SECONDS)
                 failure = next((error for error in map(self._processes.error, done) if error), None)
                 if failure is not None:
-                    raise self._failed(method, failure) from failure
+                    raise self._failed(method, failure, dict(zip(calls, ranks, strict=True))) from failure
             return [self._processes.result(call) for call in calls]
 
         return results
@@ -190,7 +196,7 @@ class WorkerGroup:
             done, pending = self._processes.wait(pending, 1, poll_seconds(self._hang))
             failure = next((error for error in map(self._processes.error, done) if error), None)
             if failure is not None:
-                raise self._failed(method, failure) from failure
+                raise self._failed(method, failure, {call: r for r, call in enumerate(calls)}) from failure
             if done:
                 watch.moved(self._clock.now())
                 continue
@@ -199,9 +205,19 @@ class WorkerGroup:
                 raise self._hanging(method, stands)
         return [self._processes.result(call) for call in calls]
 
-    def _failed(self, method: str, failure: Exception) -> GangError:
-        """Return the error that names what a rank raised."""
-        return GangError(f"{method}: {one_line(failure)}", self._lost(), bool(store_problem(failure)))
+    def _failed(self, method: str, failure: Exception, calls: dict[Any, int]) -> GangError:
+        """Return the error that names what a rank raised. ``calls``: call -> rank."""
+        lost, outside = self._lost(), bool(store_problem(failure))
+        failed = lost or ([] if outside else self._raised(calls))
+        return GangError(f"{method}: {one_line(failure)}", lost, outside, self._one_host(failed))
+
+    def _raised(self, calls: dict[Any, int]) -> list[int]:
+        """Return the ranks whose calls have failed; none if only some of the ranks were called."""
+        if len(calls) < len(self._order):
+            return []
+        # An error of the job's own code comes from other ranks too, by now or a moment later.
+        ended, _ = self._processes.wait(list(calls), len(calls), _OTHERS_SECONDS)
+        return [calls[call] for call in ended if self._processes.error(call) is not None]
 
     def _hanging(self, method: str, stands: Standstill) -> GangError:
         """Return the error that names the stuck ranks; only now are stacks asked for."""
@@ -212,7 +228,16 @@ class WorkerGroup:
             self._ask_all("write_flight_record", self._flight_records)
         hosts = [str(host) for host in self.hosts]
         text = f"{method}: no progress in {stands.seconds:.0f} s: {report(positions, hosts)}"
-        return GangError(text, self._lost(), caused_outside(positions))
+        lost = self._lost()
+        return GangError(text, lost, caused_outside(positions), self._one_host(lost or stands.silent))
+
+    def _one_host(self, ranks: Sequence[int]) -> RankHost | None:
+        """Return the host of the ranks if they are in one pod, and other ranks are elsewhere."""
+        if not self.hosts:
+            return None  # the processes have not started yet
+        found = {self.hosts[rank].address: self.hosts[rank] for rank in ranks}
+        elsewhere = len({host.address for host in self.hosts}) > 1
+        return next(iter(found.values())) if len(found) == 1 and elsewhere else None
 
     def _ask_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method in every watching thread; return the results, None for ranks that do not answer."""

@@ -102,7 +102,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Everything that the time of a step depends on."""
+    """Everything that the time of a step depends on, and the GPUs of spare training pods."""
 
     model: ModelShape
     workload: StepWorkload
@@ -111,6 +111,7 @@ class StepModel:
     transfer: Transfer
     efficiency: Efficiency = MEASURED
     shared_gpus: bool = False
+    spare_gpus: int = 0
 
     def generation(self) -> Generation:
         """Return the generation of the busiest attention replica."""
@@ -158,7 +159,7 @@ class StepModel:
             update_weights=self.update_weights(),
             save_checkpoint=self.save_checkpoint() / self.transfer.checkpoint_steps,
             bubbles=bubbles,
-            gpus=self.trainer.layout.world + (0 if self.shared_gpus else engines),
+            gpus=self.trainer.layout.world + self.spare_gpus + (0 if self.shared_gpus else engines),
             ahead=work.ahead,
         )
 

@@ -64,6 +64,7 @@ def step_model(
         transfer=_transfer(spec, pool, plan),
         efficiency=replace(of_trainer(spec.trainer), **assumed.shares),
         shared_gpus=spec.shares_gpus,
+        spare_gpus=spec.trainer.spare_nodes * spec.trainer.gpus_per_node,
     )
 
 
