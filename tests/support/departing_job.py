@@ -1,7 +1,8 @@
 """A real controller's loop with real ranks, as a process that can get SIGTERM; only engines are stand-ins.
 
-    python departing_job.py FOLDER STEPS
+    python departing_job.py FOLDER STEPS [ADDRESS NODE]
 
+joins the Ray cluster at ADDRESS through its node with the IP address NODE, or starts one of its own. It
 prints a line when it generates for a step, and when ranks begin an update. Raises at once if Ray is missing.
 """
 
@@ -44,11 +45,14 @@ class RealRanks(World):
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
-    store, steps = Path(sys.argv[1]), int(sys.argv[2])
-    ray.init(
-        address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
-        log_to_driver=False,
-    )  # fmt: skip
+    store, steps, cluster = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    if cluster:
+        ray.init(address=cluster[0], _node_ip_address=cluster[1], log_to_driver=False)
+    else:
+        ray.init(
+            address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
+            log_to_driver=False,
+        )  # fmt: skip
     world = RealRanks(store, steps)
     world.departure.listen()
     try:

@@ -1,6 +1,5 @@
 """SIGTERM in the middle of a step, to a real process with real ranks: nothing is lost, and no bit changes."""
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.trainer import TrainerWorker
 from grpo_worker.roles.watching import LEAVING
+from support.job_outcome import outcome
 from support.ray_gangs import ray_gang
 
 PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
@@ -55,21 +55,11 @@ def _finish(process: "subprocess.Popen[str]") -> str:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _outcome(folder: Path) -> tuple[list[Any], list[Any], bytes]:
-    """Return what was trained on, the losses of all steps, and the digests of the weights."""
-    ledger = [json.loads(line) for line in (folder / "job" / "ledger.jsonl").read_text().splitlines()]
-    steps = [json.loads(line) for line in (folder / "job" / "metrics.jsonl").read_text().splitlines()]
-    names = ("step", "actor/loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl")
-    losses = [[step.get(name) for name in names] for step in steps]
-    weights = steps[-1]["weights"]
-    return [{k: v for k, v in line.items() if k != "attempt"} for line in ledger], losses, weights
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("undisturbed")
     assert _finish(_start(folder)) == f"Succeeded {STEPS}: {STEPS} steps done"
-    return _outcome(folder)
+    return outcome(folder)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +76,7 @@ def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(
     assert _finish(process) == f"Recovering {saved}: the controller's pod is being deleted; {checkpoint}"
     assert sorted(complete_steps(tmp_path / "job" / "checkpoints")) == [saved]
     assert _finish(_start(tmp_path)) == f"Succeeded {STEPS}: {STEPS} steps done"
-    found = _outcome(tmp_path)
+    found = outcome(tmp_path)
     assert found[0] == undisturbed[0], "the same samples"
     assert found[1] == undisturbed[1], "the same losses"
     assert found[2] == undisturbed[2], "the same weights"
