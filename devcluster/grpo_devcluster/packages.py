@@ -20,6 +20,7 @@ DEBIAN = [
     "socat",
     "conntrack",
     "iproute2",
+    "redis-tools",  # with the server; the package redis-server would start it
 ]
 UV_VERSION = "0.13.8"
 

@@ -31,11 +31,14 @@ def kubeconfig(chart_values: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="session")
 def start(kubeconfig: Path) -> Start:
-    """Apply the tiny job under another name, with changes to its spec. ``spares``: trainer.spareNodes."""
+    """Apply the tiny job under another name, with changes to its spec.
+
+    ``spares``: trainer.spareNodes. ``engines``: number of them, if not two.
+    """
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
 
     def begin(
-        name: str, steps: int = STEPS, lr: float | None = None, spares: int = 0, **spec: Any
+        name: str, steps: int = STEPS, lr: float | None = None, spares: int = 0, engines: int = 0, **spec: Any
     ) -> JobView:
         job = copy.deepcopy(manifest)
         job["metadata"]["name"] = name
@@ -44,6 +47,8 @@ def start(kubeconfig: Path) -> Start:
             job["spec"]["trainer"]["optimizer"]["lr"] = lr
         if spares:
             job["spec"]["trainer"]["spareNodes"] = spares
+        if engines:
+            job["spec"]["rollout"]["template"]["replicas"] = engines
         command = ["kubectl", "apply", "-f", "-"]
         apply(kubeconfig, yaml.safe_dump(job), *command[1:])
         return JobView(kubeconfig, name)

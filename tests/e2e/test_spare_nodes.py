@@ -26,7 +26,7 @@ class Loss(NamedTuple):
 
 
 def test_a_spare_pod_takes_over_from_a_lost_one(start: Start) -> None:
-    job = start("spare", steps=STEPS, checkpoint=CHECKPOINT, spares=1)
+    job = start("spare", steps=STEPS, checkpoint=CHECKPOINT, spares=1, engines=1)
     wait_step(job, 4, PATIENCE)
     until("the spare is ready", lambda: _ready(job) == "2/2 +1", 120)
     warm = until("the spare is warm", lambda: _warm(job), 120)
@@ -44,7 +44,7 @@ def test_a_spare_pod_takes_over_from_a_lost_one(start: Start) -> None:
     spent = job.status()["goodput"]["gpuSeconds"]
     assert 0 < spent["spare"] <= sum(spent.values()) / 3
     disturbed = _end(job, 2)
-    calm = _end(start("calm", steps=STEPS, checkpoint=CHECKPOINT), 0)
+    calm = _end(start("calm", steps=STEPS, checkpoint=CHECKPOINT, engines=1), 0)
     for mine, theirs in zip(disturbed, calm, strict=True):
         for key in ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights"):
             assert mine[key] == theirs[key], f"step {mine['step']}: {key}"

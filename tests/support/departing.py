@@ -1,4 +1,4 @@
-"""The process of ``departing_job``, and what its job has done."""
+"""The process of ``departing_job``."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def start(folder: Path, steps: int, store: dict[str, Any] | None = None) -> "sub
         "OMP_NUM_THREADS": "1",
     }
     (folder / "weights").mkdir(parents=True, exist_ok=True)
-    given = [json.dumps(store)] if store else []
+    given = ["--store", json.dumps(store)] if store else []
     return subprocess.Popen(
         [sys.executable, str(_PROGRAM), str(folder / "job"), str(steps), *given],
         env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -42,20 +42,3 @@ def finish(process: "subprocess.Popen[str]") -> str:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def outcome(folder: Path) -> tuple[list[Any], list[Any], Any]:
-    """Return what was trained on, the losses of all steps, and the digests of the weights."""
-    return outcome_of(*((folder / "job" / f"{name}.jsonl").read_text() for name in ("ledger", "metrics")))
-
-
-def outcome_of(ledger: str, metrics: str) -> tuple[list[Any], list[Any], Any]:
-    """Return the same of the text of both logs."""
-    samples, steps = ([json.loads(line) for line in text.splitlines()] for text in (ledger, metrics))
-    names = ("step", "actor/loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl")
-    losses = [[step.get(name) for name in names] for step in steps]
-    return (
-        [{k: v for k, v in line.items() if k != "attempt"} for line in samples],
-        losses,
-        steps[-1]["weights"],
-    )

@@ -1,15 +1,16 @@
 """A real controller's loop with real ranks, as a process that can get SIGTERM; only engines are stand-ins.
 
-    python departing_job.py FOLDER STEPS [STORE]
+    python departing_job.py FOLDER STEPS [--store STORE] [--cluster ADDRESS NODE]
 
+joins the Ray cluster at ADDRESS through its node with the IP address NODE, or starts one of its own. It
 prints a line when it generates for a step, and when ranks begin an update. Raises at once if Ray is missing.
 STORE: checkpoint.store as JSON; default: the folder.
 """
 
+import argparse
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,21 @@ class RealRanks(World):
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
-    disk, steps, *store = Path(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:])
-    ray.init(
-        address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
-        log_to_driver=False,
-    )  # fmt: skip
-    world = RealRanks(disk, steps, store[0] if store else None)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--store", type=json.loads)
+    parser.add_argument("--cluster", nargs=2)
+    args = parser.parse_args()
+    if args.cluster:
+        address, node = args.cluster
+        ray.init(address=address, _node_ip_address=node, log_to_driver=False)
+    else:
+        ray.init(
+            address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
+            log_to_driver=False,
+        )  # fmt: skip
+    world = RealRanks(args.folder, args.steps, args.store)
     world.departure.listen()
     try:
         world.run()

@@ -15,7 +15,8 @@ from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.trainer import TrainerWorker
 from grpo_worker.roles.watching import LEAVING
-from support.departing import finish, lines_of, outcome, start
+from support.departing import finish, lines_of, start
+from support.job_outcome import outcome
 from support.ray_gangs import ray_gang
 
 STEPS = 4  # a checkpoint is due after step 4, which is the last one

@@ -22,7 +22,8 @@ from grpo_worker.checkpointing.store import complete, complete_steps, newest_sou
 from grpo_worker.common.clock import SYSTEM_CLOCK
 from grpo_worker.common.store_path import JobFolder, StorePath, uploads_below
 from grpo_worker.controller.recovery.object_store import await_store
-from support.departing import finish, outcome, outcome_of, start
+from support.departing import finish, start
+from support.job_outcome import outcome, outcome_of
 from support.object_store import KEYS, S3Server, faulty, s3_server
 from support.ranks.launcher import run as run_on_ranks
 

@@ -46,6 +46,7 @@ class RayClusterSpec(_Model):
     suspend: bool | None = False  # None: left to Kueue, which sets it
     auth_options: dict[str, str] | None = None  # since KubeRay 1.5.1
     upgrade_strategy: dict[str, str] | None = None  # since KubeRay 1.6
+    gcs_fault_tolerance_options: dict[str, Any] | None = None  # since KubeRay 1.3
     head_group_spec: HeadGroup
     worker_group_specs: list[WorkerGroup] = Field(max_length=17)  # Kueue: 18 pod sets with the head
 

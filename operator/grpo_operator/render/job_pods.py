@@ -9,6 +9,7 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import Backend, WeightPath
+from grpo_operator.plan.capacity.pod_requests import job_head_resources
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.render.fabric import connect
 from grpo_operator.render.placement import (
@@ -67,7 +68,10 @@ class JobPods:
     failing: tuple[str, ...] = ()
 
     def head(self) -> dict[str, Any]:
-        return self.parts.head(self._image(), self.spec.controller, self.spec.trainer.world)
+        spec = self.spec
+        return self.parts.head(
+            self._image(), spec.controller, job_head_resources(spec), spec.head.pod_template
+        )
 
     def controller(self) -> dict[str, Any]:
         """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""

@@ -8,10 +8,10 @@ from grpo_operator.api.base import Resources
 from grpo_operator.api.names import AGENT_PORT, EPOCH, EPOCH_SECRET, KEY, MASTER_SECRET, PAIR_KEY, Owner
 from grpo_operator.api.v1alpha1.grpojob import ControllerSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
-from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.api.v1alpha1.scheduling import PodOverlay, SchedulingSpec
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import GPU
-from grpo_operator.plan.capacity.pod_requests import agent_resources, head_resources
+from grpo_operator.plan.capacity.pod_requests import agent_resources
 from grpo_operator.render.overlay import merge
 from grpo_operator.render.placement import (
     MANAGEMENT_ENV,
@@ -60,10 +60,13 @@ class PodParts:
         needs_root = self.sockets or self.scheduling.rdma is not None
         return PodSecurity(self.scheduling.security_context, needs_root)
 
-    def head(self, image: str, of: ControllerSpec, ranks: int = 0) -> dict[str, Any]:
-        """Return the pod of Ray's head, which runs no actors. ``ranks``: of the training pool."""
-        container = self.container("ray-head", image, head_resources(ranks), env=_HEAD_ENV)
-        return self.security.hardened(self.pod(names.HEAD, [container], of, self.off_gpus()))
+    def head(
+        self, image: str, of: ControllerSpec, resources: Resources, overlay: PodOverlay | None = None
+    ) -> dict[str, Any]:
+        """Return the pod of Ray's head, which runs no actors."""
+        container = self.container("ray-head", image, resources, env=_HEAD_ENV)
+        pod = self.security.hardened(self.pod(names.HEAD, [container], of, self.off_gpus()))
+        return merge(pod, overlay.wire()) if overlay else pod
 
     def off_gpus(self) -> dict[str, Any]:
         """Return the affinity of pods without GPUs."""

@@ -11,6 +11,7 @@ from grpo_operator.api.v1alpha1.grpojob import ControllerSpec, GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
+from grpo_operator.plan.capacity.pod_requests import head_resources
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 from grpo_operator.render.job_pods import JobPods, trainer_ray_resources
@@ -83,7 +84,7 @@ def pool_cluster(
     parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, key, avoided)
     path = pool_weight_path(spec)
     engines = EnginePods(parts, spec.model.path, spec.weight_sync, path, model=model_files(spec.model))
-    head = parts.head(settings.trainer_image, ControllerSpec())
+    head = parts.head(settings.trainer_image, ControllerSpec(), head_resources(0))
     params = {} if on_gpu else _SMALL_STORE
     return _cluster(pool, spec, head, params, _engine_groups(engines, spec, leaves), False, leaves)
 
@@ -106,12 +107,26 @@ def _cluster(
             suspend=None if spec.scheduling.queue_name else suspend,
             auth_options={"mode": "token"},
             upgrade_strategy=None if spec.upgrade_strategy == "None" else {"type": spec.upgrade_strategy},
+            gcs_fault_tolerance_options=_gcs_options(spec),
             head_group_spec=HeadGroup(
                 ray_start_params={"num-cpus": "0", "dashboard-host": "0.0.0.0"} | params, template=head
             ),
             worker_group_specs=list(groups),
         ),
     )
+
+
+def _gcs_options(spec: GRPOJobSpec | RolloutPoolSpec) -> dict[str, Any] | None:
+    """Return KubeRay's options for a head whose state outlives it. Only the ranks of a job need it."""
+    given = spec.head.gcs_fault_tolerance if isinstance(spec, GRPOJobSpec) else None
+    if given is None:
+        return None
+    credentials = {"redisUsername": given.redis_username, "redisPassword": given.redis_password}
+    return {"redisAddress": given.redis_address} | {
+        name: {"valueFrom": {"secretKeyRef": {"name": found.secret, "key": found.key}}}
+        for name, found in credentials.items()
+        if found is not None
+    }
 
 
 def _engine_groups(pods: EnginePods, pool: RolloutTemplate | None, leaves: Leaves) -> Iterable[WorkerGroup]:

@@ -9,6 +9,7 @@ from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec, StalenessSpec
 from grpo_operator.api.v1alpha1.checkpoint import CheckpointSpec
 from grpo_operator.api.v1alpha1.data import GYM, DataSpec, RewardSpec
+from grpo_operator.api.v1alpha1.head import HeadSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.v1alpha1.object_store import OBJECT_STORE_RULES
 from grpo_operator.api.v1alpha1.observability import ObservabilitySpec
@@ -264,6 +265,12 @@ _UPDATE_RULES = (
         " || oldSelf.checkpoint.resumeFrom == self.checkpoint.resumeFrom)",
         "checkpoint.resumeFrom is fixed once the job exists: create a new job",
     ),
+    UpdateRule(
+        "has(oldSelf.head.gcsFaultTolerance) == has(self.head.gcsFaultTolerance)"
+        " && (!has(self.head.gcsFaultTolerance)"
+        " || oldSelf.head.gcsFaultTolerance == self.head.gcsFaultTolerance)",
+        "head.gcsFaultTolerance is fixed once the job exists: create a new job",
+    ),
     UpdateRule("oldSelf.mode == self.mode", "mode is fixed once the job exists: create a new job"),
     UpdateRule(
         "oldSelf.managedBy == self.managedBy",
@@ -300,6 +307,7 @@ class GRPOJobSpec(Model):
     )
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
     controller: ControllerSpec = Field(default_factory=ControllerSpec)
+    head: HeadSpec = Field(default_factory=HeadSpec)
     trainer: TrainerSpec
     rollout: RolloutSpec
     mode: Literal["static", "colocated"] = Field(

@@ -14,6 +14,11 @@ def head_resources(ranks: int) -> Resources:
     return Resources(cpu="200m", memory=f"{head_memory(ranks) // 2**20}Mi")
 
 
+def job_head_resources(spec: GRPOJobSpec) -> Resources:
+    """Return the resources of a job's head."""
+    return spec.head.resources.or_else(head_resources(spec.trainer.world))
+
+
 def agent_resources(of: TrainerSpec | RolloutTemplate) -> Resources:
     """Return the resources of the agent in each pod of a pool."""
     return of.agent_resources.or_else(AGENT_RESOURCES)
@@ -26,7 +31,7 @@ def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[Po
     parts = [trainer.resources, agent_resources(trainer)]
     on_host = _on_host_network(spec.scheduling, gpus)
     requests = [
-        _request("head", "spec.controller", 1, [head_resources(trainer.world)], 0, controller.node_selector),
+        _request("head", "spec.head", 1, [job_head_resources(spec)], 0, controller.node_selector),
         _request("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
         _request(
             "trainer", _trainer_field(trainer), trainer.pods, parts, gpus, trainer.node_selector, on_host

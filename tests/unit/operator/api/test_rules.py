@@ -399,6 +399,7 @@ FIXED: dict[str, Changes] = {
     "rollout.poolRef is fixed": {"rollout": {"poolRef": {"name": "x"}}},
     "mode is fixed": {"mode": "colocated"},
     "managedBy is fixed": {"managedBy": "kueue.x-k8s.io/multikueue"},
+    "head.gcsFaultTolerance is fixed": {"head.gcsFaultTolerance": {"redisAddress": "redis:6379"}},
     "checkpoint.resumeFrom is fixed": {"checkpoint.resumeFrom": {"job": "another"}},
 }
 

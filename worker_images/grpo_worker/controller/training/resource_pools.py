@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -28,6 +29,7 @@ class ResourcePoolManager:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._groups: dict[str, PlacementGroup] = {}
+        self._unreleased: list[PlacementGroup] = []  # that Ray's head could not remove yet
         self._places: dict[str, list[PoolNode]] = {}  # of each rank of the newest gang
         self._leaving: set[str] = set()  # ids of nodes whose pod is about to end
         self._left = 0.0  # time by which they have ended
@@ -44,8 +46,9 @@ class ResourcePoolManager:
         bundle = {resource: 1.0} | ({"GPU": float(gpus)} if gpus else {})
         started = shown = self._clock.now()
         while True:
-            nodes = pool_nodes(ray.nodes(), resource)
+            nodes = pool_nodes(_ray_nodes(), resource)
             self._forget_lost(resource, nodes)
+            self._remove_unreleased()
             if resource not in self._groups:
                 self._reserve(resource, bundle, nodes, ranks)
             group = self._groups.get(resource)
@@ -61,7 +64,7 @@ class ResourcePoolManager:
 
     def avoid(self, address: str) -> None:
         """Let ``acquire`` leave out the node at this address, whose pod is about to end."""
-        self._leaving = {node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == address}
+        self._leaving = {node["NodeID"] for node in _ray_nodes() if node["NodeManagerAddress"] == address}
         self._left = self._clock.now() + _LEAVE_SECONDS
 
     def avoid_failing(self, addresses: frozenset[str]) -> None:
@@ -70,7 +73,7 @@ class ResourcePoolManager:
 
     def spares(self, resource: str) -> list[PoolNode]:
         """Return the nodes of a pool on which no rank of its newest gang runs."""
-        return spares_of(pool_nodes(ray.nodes(), resource), self._places.get(resource, ()))
+        return spares_of(pool_nodes(_ray_nodes(), resource), self._places.get(resource, ()))
 
     def keep_warm(self, resource: str) -> None:
         """Let the spare nodes of a pool import what ranks import, from now on."""
@@ -78,10 +81,19 @@ class ResourcePoolManager:
             self._warm = WarmSpares(partial(self.spares, resource))
 
     def release(self, resource: str) -> None:
-        """Remove the pool's reservation, if it has one."""
+        """Remove the pool's reservation, if it has one; while Ray's head is away, the next gang does it."""
         group = self._groups.pop(resource, None)
         if group is not None:
-            remove_placement_group(group)
+            self._unreleased.append(group)
+        self._remove_unreleased()
+
+    def _remove_unreleased(self) -> None:
+        try:
+            while self._unreleased:
+                remove_placement_group(self._unreleased[-1])
+                self._unreleased.pop()
+        except ray.exceptions.RayError as error:
+            log.warning("a reservation cannot be removed now: %s", error)
 
     def _reserve(self, resource: str, bundle: dict[str, float], nodes: list[PoolNode], ranks: int) -> None:
         """Ask Ray for a bundle on the node of each rank, if there are enough nodes."""
@@ -98,6 +110,15 @@ class ResourcePoolManager:
         ids = {node.id for node in alive}
         if any(node.id not in ids for node in self._places.get(resource, ())):
             self.release(resource)
+
+
+def _ray_nodes() -> list[dict[str, Any]]:
+    """Return all nodes that Ray knows; none while its head is away."""
+    try:
+        return list(ray.nodes())
+    except ray.exceptions.RayError as error:
+        log.warning("Ray's head does not answer: %s", error)
+        return []
 
 
 def _waits(resource: str, registered: int, ranks: int, seconds: float) -> str:

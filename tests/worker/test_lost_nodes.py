@@ -1,0 +1,123 @@
+"""Ray's head, or a node of ranks, is killed in the middle of a job with real ranks: no bit changes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.job_outcome import outcome
+from support.ray_cluster import SLOW_START, RayCluster
+
+pytestmark = pytest.mark.slow  # three jobs with real ranks: four minutes on a quiet machine
+PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
+STEPS, AWAY = 24, 6
+CONTROLLER, *NODES = (f"127.0.0.{number}" for number in range(11, 16))
+SUCCEEDED = f"Succeeded {STEPS}: {STEPS} steps done"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    paths = [str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", ""), *sys.path]
+    absolute = [str(Path(path).resolve()) for text in paths for path in text.split(os.pathsep) if path]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(absolute),
+        "GRPO_WEIGHTS_DIR": str(folder / "weights"),
+        "OMP_NUM_THREADS": "1",
+        **SLOW_START,
+    }
+
+
+@contextmanager
+def _job(folder: Path, *cluster: str) -> "Iterator[subprocess.Popen[str]]":
+    command = [sys.executable, str(PROGRAM), str(folder / "job"), str(STEPS)]
+    command += ["--cluster", *cluster] if cluster else []
+    with (folder / "job.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=_environment(folder), stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _await_update(process: "subprocess.Popen[str]", step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == f"updates {step}":
+            return
+    raise AssertionError(f"step {step} never came")
+
+
+def _last_line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return [line.strip() for line in process.stdout][-1]
+
+
+def _steps(folder: Path) -> int:
+    return len((folder / "job" / "metrics.jsonl").read_text().splitlines())
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "job" / "run.json").read_text()))
+
+
+@contextmanager
+def _cluster(folder: Path, *nodes: int) -> Iterator[RayCluster]:
+    """Start Ray with a node for the controller, and others. ``nodes``: ranks that fit on each."""
+    sizes = {CONTROLLER: 0} | dict(zip(NODES, nodes, strict=False))
+    ray = RayCluster(folder, sizes, _environment(folder / "node"))
+    try:
+        yield ray
+    finally:
+        ray.end()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a job computes that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("calm")
+    with _cluster(folder, 2) as ray, _job(folder, ray.address, CONTROLLER) as process:
+        assert _last_line(process) == SUCCEEDED
+    return outcome(folder)
+
+
+def test_ranks_outlive_a_head_whose_state_is_in_redis(tmp_path: Path, calm: Any) -> None:
+    with _cluster(tmp_path, 2) as ray, _job(tmp_path, ray.address, CONTROLLER) as process:
+        _await_update(process, 8)
+        assert {"gcs_server", "raylet"} <= set(ray.kill_head())
+        before = _steps(tmp_path)
+        time.sleep(AWAY)
+        assert _steps(tmp_path) > before, "no step ended while the head was away"
+        ray.start_head()
+        assert _last_line(process) == SUCCEEDED
+    record = _record(tmp_path)
+    assert (record["attempt"], record["infrastructure_restarts"]) == (1, 0), "the ranks were restarted"
+    assert outcome(tmp_path) == calm
+
+
+def test_a_spare_node_takes_over_from_a_lost_one(tmp_path: Path, calm: Any) -> None:
+    """Kill a node of a rank, with a spare one; then the next, without, and start another at once."""
+    with _cluster(tmp_path, 1, 1, 1) as ray, _job(tmp_path, ray.address, CONTROLLER) as process:
+        seconds = []
+        for step, victim, another in ((8, NODES[0], ""), (14, NODES[1], NODES[3])):
+            _await_update(process, step)
+            assert "raylet" in ray.kill_node(victim)
+            started = time.monotonic()
+            if another:
+                ray.add_node(another, 1)
+            _await_update(process, step + 1)
+            seconds.append(round(time.monotonic() - started, 1))
+        assert _last_line(process) == SUCCEEDED
+    record = _record(tmp_path)
+    assert (record["attempt"], record["infrastructure_restarts"], record["job_restarts"]) == (3, 2, 0)
+    assert outcome(tmp_path) == calm
+    print(f"next step after {seconds[0]} s with a spare node, after {seconds[1]} s with a new one")
