@@ -54,6 +54,6 @@ class EgressSpec(Model):
     to: list[EgressPeer] = Field(
         default_factory=list,
         max_length=64,
-        description="what the pods may connect to besides: object stores and hubs of model.volume and "
-        "data.volume, hosts of reward.url, of judges and of trackers",
+        description="what the pods may connect to besides: the object store of checkpoint.store.uri, sources "
+        "of model.volume and data.volume, hosts of reward.url, of judges and of trackers",
     )
