@@ -42,6 +42,13 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
             ["spec.scheduling.rdma.devices[0].resource", "hca", "should match"],
         ),
         ("scheduling", {"rdma": {"hostNetwork": True}}, ["rdma.hostNetwork needs networkPolicy false"]),
+        (
+            "scheduling",
+            {"egress": {"to": [{"cidr": "api.example.com"}]}},
+            ["spec.scheduling.egress.to[0].cidr", "api.example.com", "should match"],
+        ),
+        ("scheduling", {"egress": {"to": [{"ports": [443]}]}}, ["set exactly one of cidr and namespace"]),
+        ("scheduling", {"networkPolicy": False, "egress": {}}, ["egress needs networkPolicy true"]),
         ("scheduling", {"rdma": {}}, ["set devices, as in", "or hostNetwork"]),
         ("algorithm.klCtrl.type", "magic", ["spec.algorithm.klCtrl.type", "magic", "fixed"]),
     ],

@@ -1,15 +1,19 @@
 """PodDisruptionBudgets and NetworkPolicies (pure)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, owner_of
+from grpo_operator.api.v1alpha1.egress import EgressPeer, EgressSpec
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.render.metadata import metadata
 from grpo_operator.settings import OperatorSettings
 
 Selector = dict[str, Any]  # LabelSelector
+# Of the cluster's DNS, whose pods have another port on OpenShift, and of caches on the nodes: anywhere.
+_DNS = {"ports": [{"port": port, "protocol": kind} for port in (53, 5353) for kind in ("UDP", "TCP")]}
 ANY_JOB: Selector = {"matchExpressions": [{"key": names.JOB_LABEL, "operator": "Exists"}]}
 
 
@@ -46,35 +50,47 @@ def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
 
 
 def network_policy(
-    owner: dict[str, Any], settings: OperatorSettings, allowed: Selector | None = None
-) -> dict[str, Any]:
+    owner: dict[str, Any], settings: OperatorSettings, egress: EgressSpec | None = None,
+    allowed: Selector | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return a policy for ingress: the owner's pods, the operator, Prometheus and ``allowed`` pods only.
 
-    ``allowed``: pods of the shared pool of a job, or of all jobs for a shared pool. Egress is not
-    restricted, so DNS, stores and verifiers remain reachable.
+    ``egress``: limits of the connections that the pods open; None: there are none. ``allowed``: pods of the
+    shared pool of a job, or of all jobs for a shared pool.
     """
     selector = {"matchLabels": owner_of(owner).label}
     scraper = settings.scrape_namespace
     peers = [{"podSelector": selector}, *([{"podSelector": allowed}] if allowed else [])]
+    outgoing = {} if egress is None else {"egress": [{"to": peers}, _DNS, *map(_outgoing, egress.to)]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata(owner, owner["metadata"]["name"]),
         "spec": {
             "podSelector": selector,
-            "policyTypes": ["Ingress"],
+            "policyTypes": ["Ingress", *(["Egress"] if outgoing else [])],
             "ingress": [
                 {"from": peers},
                 _from_namespace(settings.namespace, CONTROLLER_PORT, AGENT_PORT),
                 *([_from_namespace(scraper, CONTROLLER_PORT, AGENT_PORT)] if scraper else []),
             ],
-        },
+        }
+        | outgoing,
     }
 
 
 def _from_namespace(name: str, *ports: int) -> dict[str, Any]:
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
-    return {
-        "from": [{"namespaceSelector": selector}],
-        "ports": [{"port": port, "protocol": "TCP"} for port in ports],
-    }
+    return {"from": [_pods_of(name)], "ports": _tcp(ports)}
+
+
+def _outgoing(to: EgressPeer) -> dict[str, Any]:
+    peer = {"ipBlock": {"cidr": to.cidr}} if to.namespace is None else _pods_of(to.namespace)
+    return {"to": [peer]} | ({"ports": _tcp(to.ports)} if to.ports else {})
+
+
+def _pods_of(namespace: str) -> dict[str, Any]:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+
+
+def _tcp(ports: Iterable[int]) -> list[dict[str, Any]]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from grpo_operator.api.base import Model, Name
 from grpo_operator.api.rules import Rule
+from grpo_operator.api.v1alpha1.egress import EgressSpec
 from grpo_operator.api.v1alpha1.pod_security import SecurityContextSpec
 from grpo_operator.api.v1alpha1.rdma import RdmaSpec
 
@@ -84,6 +85,11 @@ _RULES: tuple[Rule["SchedulingSpec"], ...] = (
             scheduling.rdma is None or not scheduling.rdma.host_network or not scheduling.network_policy
         ),
     ),
+    Rule(
+        "!has(self.egress) || self.networkPolicy",
+        "egress needs networkPolicy true: it is a part of that policy",
+        lambda scheduling: scheduling.egress is None or scheduling.network_policy,
+    ),
 )
 
 
@@ -140,6 +146,7 @@ class SchedulingSpec(Model):
     network_policy: bool = Field(
         True, description="allow connections to the pods only from the job and the operator"
     )
+    egress: EgressSpec | None = None
 
     @property
     def gpu_environment(self) -> dict[str, str]:

@@ -277,13 +277,12 @@ class JobReconciler:
             job, spec, service, engines.pool, accepted.path,
             fork_from=source.folder if source else None, resumes=resumption.times(job, spec),
         )  # fmt: skip
-        children = [
-            ("configmaps", config),
-            ("poddisruptionbudgets", policies.trainer_budget(job, spec)),
-        ]
+        budget = policies.trainer_budget(job, spec)
+        children = [("configmaps", config), ("poddisruptionbudgets", budget)]
         if spec.scheduling.network_policy:
-            allowed = None if engines.own else {"matchLabels": engines.owner.label}
-            children.append(("networkpolicies", policies.network_policy(job, context.settings, allowed)))
+            pool = None if engines.own else {"matchLabels": engines.owner.label}
+            policy = policies.network_policy(job, context.settings, spec.scheduling.egress, pool)
+            children.append(("networkpolicies", policy))
         if own:
             children += context.pool_children(job, own, leaves)
         if accepted.pool:

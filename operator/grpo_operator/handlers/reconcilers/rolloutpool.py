@@ -100,9 +100,9 @@ class PoolReconciler:
         leaves = context.leaves(owner_of(pool), spec.scheduling, spec, None, set())
         children = context.pool_children(pool, spec, leaves)
         if spec.scheduling.network_policy:
-            children.append(
-                ("networkpolicies", policies.network_policy(pool, context.settings, policies.ANY_JOB))
-            )
+            egress, jobs = spec.scheduling.egress, policies.ANY_JOB
+            policy = policies.network_policy(pool, context.settings, egress, jobs)
+            children.append(("networkpolicies", policy))
         await context.apply_children(*children)
         places = Places(leaves, context.avoided_hosts(spec.scheduling))
         settings = context.settings.with_images(images)

@@ -375,6 +375,10 @@ CASES: dict[str, Changes] = {
         }
     },
     "host network": RDMA | {"scheduling": {"networkPolicy": False, "rdma": {"hostNetwork": True}}},
+    "egress": {"scheduling": {"egress": {"to": [{"cidr": "10.0.0.0/8", "ports": [443]}]}}},
+    "egress without a policy": {"scheduling": {"networkPolicy": False, "egress": {}}},
+    "egress to two": {"scheduling": {"egress": {"to": [{"cidr": "10.0.0.0/8", "namespace": "a"}]}}},
+    "egress to nothing": {"scheduling": {"egress": {"to": [{"ports": [443]}]}}},
     "host network behind a policy": RDMA | {"scheduling": {"rdma": {"hostNetwork": True}}},
     "networks of the host network": RDMA
     | {"scheduling": {"networkPolicy": False, "rdma": {"hostNetwork": True, "networks": ["rail0"]}}},

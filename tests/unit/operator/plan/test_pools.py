@@ -75,7 +75,7 @@ def test_ray_clusters_for_kai_have_no_owner() -> None:
 
 
 def test_jobs_of_a_pool_may_connect_to_it() -> None:
-    peers = network_policy(pool(), SETTINGS, ANY_JOB)["spec"]["ingress"][0]["from"]
+    peers = network_policy(pool(), SETTINGS, allowed=ANY_JOB)["spec"]["ingress"][0]["from"]
     assert peers == [
         {"podSelector": {"matchLabels": {"rl.grpo.dev/rolloutpool": "shared"}}},
         {"podSelector": {"matchExpressions": [{"key": "rl.grpo.dev/job", "operator": "Exists"}]}},
