@@ -25,6 +25,7 @@ _TRIES = 6
 _CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
 # What is left of these answers after all tries: the store does not answer now.
 _NOT_NOW = (errno.EBUSY, errno.EREMOTEIO)
+_LATER, _FULL = (408, 425, 429), 507  # statuses of HTTP
 
 
 class S3(s3fs.S3FileSystem):  # type: ignore[misc]
@@ -75,9 +76,10 @@ def _as_os_errors() -> Iterator[None]:
     except TimeoutError as error:
         raise OSError(errno.ETIMEDOUT, str(error)) from error
     except OSError as error:
-        if error.errno not in _NOT_NOW:
+        number = _number(error)
+        if number == error.errno:
             raise
-        raise OSError(errno.EIO, _text(error)) from error
+        raise OSError(number, error.strerror or str(error)) from error
     except _CREDENTIALS as error:
         raise PermissionError(errno.EACCES, str(error)) from error
     except ParamValidationError as error:
@@ -86,5 +88,13 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(errno.EIO, str(error)) from error
 
 
-def _text(error: OSError) -> str:
-    return error.strerror or str(error)
+def _number(error: OSError) -> int | None:
+    """Return the system's number of an error, for which s3fs uses EIO wherever it does not know the code."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    code = str(answer.get("Error", {}).get("Code", "")).lower()
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if status == _FULL or "quota" in code or "storagefull" in code:
+        return errno.EDQUOT
+    if error.errno == errno.EIO and 400 <= status < 500 and status not in _LATER:
+        return errno.EINVAL
+    return errno.EIO if error.errno in _NOT_NOW else error.errno

@@ -28,7 +28,7 @@ def await_store(store: StorePath, spec: StoreSpec, report: Callable[[str], None]
         ) from error
     except ImportError as error:
         raise ValueError(
-            f"{spec.label}: the image has no driver for it ({error}): add it to image"
+            f"{spec.label}: the image has no driver for it ({error}): add its package to spec.image"
         ) from error
     except OSError as error:
         raise ValueError(
