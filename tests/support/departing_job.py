@@ -27,10 +27,10 @@ RANKS = 2
 class RealRanks(World):
     """A job whose ranks are Megatron-Core's, in Ray actors."""
 
-    def __init__(self, disk: Path, steps: int, store: dict[str, str] | None) -> None:
+    def __init__(self, disk: Path, steps: int, store: dict[str, str] | None, **changes: Any) -> None:
         # The stand-in engines invent their log-probabilities.
         algorithm = job()["spec"]["algorithm"] | {"maxLogProbGap": 100}
-        super().__init__(disk, steps, algorithm=algorithm)
+        super().__init__(disk, steps, algorithm=algorithm, **changes)
         if store is not None:
             checkpoint = self.spec.wire()["checkpoint"] | {"store": store, "everySteps": 2}
             self.spec = GRPOJobSpec.model_validate(self.spec.wire() | {"checkpoint": checkpoint})
@@ -50,14 +50,11 @@ class RealRanks(World):
         return gang
 
 
-def main() -> None:
+def main(kind: type[RealRanks] = RealRanks) -> None:
     logging.basicConfig(level=logging.INFO)
     disk, steps, *store = Path(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:])
-    ray.init(
-        address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
-        log_to_driver=False,
-    )  # fmt: skip
-    world = RealRanks(disk, steps, store[0] if store else None)
+    _start_ray()
+    world = kind(disk, steps, store[0] if store else None)
     world.departure.listen()
     try:
         world.run()
@@ -67,6 +64,21 @@ def main() -> None:
     print(f"{status.phase} {status.step}: {status.message}", flush=True)
     ray.shutdown()
     os._exit(0)
+
+
+def _start_ray(tries: int = 4) -> None:
+    """Start a Ray of this process. On a busy machine its node may not answer within Ray's 30 s."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(
+                address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
+                log_to_driver=False,
+            )  # fmt: skip
+            return
+        except Exception:  # Ray raises no other type
+            ray.shutdown()
+            if not left:
+                raise
 
 
 if __name__ == "__main__":
