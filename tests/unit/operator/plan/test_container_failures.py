@@ -27,6 +27,12 @@ def _container(restarts: int = 2, **changes: Any) -> dict[str, Any]:
     return status | {"lastState": {"terminated": CRASHED}} | changes
 
 
+@pytest.mark.fault(
+    row="image-pull",
+    point="a container waits with ErrImagePull",
+    witness="the failure is named",
+    partial="a status as data; no pod, no job",
+)
 @pytest.mark.parametrize(
     ("container", "expected"),
     [

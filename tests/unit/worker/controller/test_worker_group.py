@@ -106,6 +106,12 @@ STALE, MISSING = OSError(errno.ESTALE, "Stale file handle"), FileNotFoundError(e
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.fault(
+    row="nfs-stale",
+    point="a rank's work answers ESTALE, EIO and others",
+    witness="the message names the store",
+    partial="stand-in ranks; no recovery",
+)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
