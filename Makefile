@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks sbom env clean
+.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks sbom env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -64,6 +64,11 @@ slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare
 	$(PYTEST) tests/worker tests/integration -v --timeout=1800 --durations=0 -m slow
 	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow
+
+SOAK_MINUTES ?= 60
+soak:  ## random faults on a tenth of the steps for SOAK_MINUTES, then a calm run; adds to benchmarks/results/reliability.json
+	$(DEV) prepare
+	GRPO_RECORD=1 GRPO_SOAK_MINUTES=$(SOAK_MINUTES) $(PYTEST) tests/e2e/test_soak.py -v -s
 
 rehearse: env  ## a step of 512 GPUs on virtual time, and short ones of all manifests; writes benchmarks/results/rehearsal.json
 	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark

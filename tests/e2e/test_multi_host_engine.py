@@ -62,6 +62,14 @@ def test_two_pods_are_one_engine_and_both_are_in_its_status(job: JobView) -> Non
     assert "TP1] Weight version changed" in log, "the second host has received no weights"
 
 
+@pytest.mark.fault(
+    row="12",
+    point="SIGKILL of one host's container of an engine of two pods",
+    witness="states RESTARTING, STALE, SERVING; restart counts",
+    bound="serves again in 300 s",
+    compared="checksums of all ranks before and after",
+    partial="the node stays; no second engine that goes on",
+)
 def test_a_killed_container_restarts_the_engine_with_the_same_weights_on_every_rank(job: JobView) -> None:
     _, worker = _hosts(job)
     before, restarts = uids(job), report(job)["restarts"]
@@ -85,6 +93,13 @@ def test_a_killed_container_restarts_the_engine_with_the_same_weights_on_every_r
     assert len(ended) == 1 and ended[0] in (_name(leader), _name(worker)), "the error does not name a pod"
 
 
+@pytest.mark.fault(
+    row="12",
+    point="one pod of an engine of two pods is deleted",
+    witness="both pods are replaced",
+    bound="both replaced in 60 s",
+    partial="the node stays; weights are checked to be newer, not compared",
+)
 @pytest.mark.parametrize("host", [0, 1], ids=["leader", "worker"])
 def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: JobView, host: int) -> None:
     """The first pod has the engine's HTTP server and the agent that answers for the engine."""

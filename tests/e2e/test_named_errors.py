@@ -111,6 +111,13 @@ def _started(job: Any) -> str:
     return str(min(event["firstTimestamp"] for event in mine)).rstrip("Z")
 
 
+@pytest.mark.fault(
+    row="10",
+    point="a scheduler that dies at each start",
+    witness="restarts of the container, its last error in the status",
+    bound="named in 60 s, the job ends in 300 s",
+    partial="the engine can never start",
+)
 def test_an_engine_whose_scheduler_dies_is_restarted_named_and_ends_the_job(start: Start) -> None:
     spec = own_model.job_spec(ROOT, "Qwen3-8B", LAYOUT)
     # The scheduler looks for weights, which an engine's directory does not have.

@@ -115,6 +115,13 @@ def _upgrade(kubeconfig: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.fault(
+    row="29",
+    point="the allowed gap of log-probabilities is 1e-12",
+    witness="the message names the gap and the field",
+    bound="refused before the first step, in 400 s",
+    partial="no configuration differs; nothing to compare with",
+)
 def test_a_job_whose_engines_compute_something_else_is_refused(start: Start, engine: dict[str, Any]) -> None:
     algorithm = {"samplesPerPrompt": SAMPLES, "maxLogProbGap": 1e-12}
     job = start("apart", steps=5, rollout=REFERENCE, algorithm=algorithm)
@@ -145,6 +152,13 @@ def _superseded(job: JobView) -> int:
     return record.attempt
 
 
+@pytest.mark.fault(
+    row="18",
+    point="another controller begins an attempt, by its record",
+    witness="the controller says that it has given way",
+    bound="a new attempt in 240 s",
+    partial="the other controller is a record only; the ledger is checked, not compared",
+)
 def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
     start: Start, engine: dict[str, Any]
 ) -> None:

@@ -37,6 +37,14 @@ def _has_engines(api: Api, count: int) -> bool:
     return running(api)["rollout"] == count
 
 
+@pytest.mark.fault(
+    row="20",
+    point="writes answer 409, 422, 429, 500 and 503",
+    witness="five failed writes counted",
+    bound="120 s",
+    compared="the pods of an undisturbed job, by number",
+    partial="409 to 503 only",
+)
 def test_failed_writes_are_repeated(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
@@ -47,6 +55,14 @@ def test_failed_writes_are_repeated(
     assert proxy.failed == 5 and len(_clusters(api)) == 1
 
 
+@pytest.mark.fault(
+    row="20",
+    point="watches are cut more than twenty times during changes",
+    witness="cuts counted",
+    bound="90 s for each change",
+    compared="the pods of an undisturbed job, by number",
+    partial="cut watches only",
+)
 def test_cut_watches_lose_nothing(api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
@@ -60,6 +76,13 @@ def test_cut_watches_lose_nothing(api: Api, proxy: FaultProxy, tiny: dict[str, A
     assert proxy.cut > 20 and running(api) == WHOLE
 
 
+@pytest.mark.fault(
+    row="20",
+    point="watches repeat old events",
+    witness="repeated events counted",
+    bound="120 s",
+    compared="pods and cluster stay the same, by UID; none is doubled",
+)
 def test_stale_and_repeated_events_change_nothing(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
@@ -74,6 +97,13 @@ def test_stale_and_repeated_events_change_nothing(
     assert {p["metadata"]["uid"] for p in api.get("pods")["items"]} == uids and len(_clusters(api)) == 1
 
 
+@pytest.mark.fault(
+    row="19",
+    point="no request reaches the API server for 120 s",
+    witness="refused connections counted",
+    bound="the change that was made meanwhile is done in 120 s",
+    compared="the pods are the same, by UID",
+)
 @pytest.mark.slow  # two minutes; test_leader.py cuts an operator off for a shorter time
 def test_two_minutes_without_the_api_server(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any

@@ -35,6 +35,13 @@ def _tainted(api: Api, node: str) -> bool:
     return any(taint["key"] == TAINT for taint in api.get("node", node)["spec"].get("taints") or [])
 
 
+@pytest.mark.fault(
+    row="7",
+    point="an agent reports XID 79, twice",
+    witness="the node's condition, event GpuSick",
+    bound="condition in 30 s, another pod in 60 s, quarantine in 30 s",
+    partial="stand-in agent on simulated nodes; nothing compared",
+)
 def test_a_sick_gpu_moves_pods_once_and_the_second_strike_is_quarantine(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, sick_agent: None
 ) -> None:

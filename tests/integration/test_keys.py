@@ -115,6 +115,14 @@ def mounts(api: Api, tmp_path: Path) -> Iterator[_Mounts]:
     made.stop()
 
 
+@pytest.mark.fault(
+    row="key-rotation",
+    point="all tokens are replaced while a real agent is called without a pause",
+    witness="the old token is refused afterwards",
+    bound="60 s",
+    compared="answers before: none is refused",
+    partial="no weight update is under way",
+)
 def test_an_annotation_replaces_the_tokens_of_running_agents_without_a_refused_call(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, mounts: _Mounts, tmp_path: Path
 ) -> None:
@@ -179,6 +187,13 @@ def namespace(api: Api) -> Iterator[str]:
     api.ok("delete", "namespace", "apart", "--wait=false")
 
 
+@pytest.mark.fault(
+    row="key-rotation",
+    point="the Secrets lack key and epoch",
+    witness="the message names the Secret and the entry",
+    bound="90 s",
+    partial="no rotation during an update",
+)
 def test_secrets_without_their_entries_stall_the_job_until_deleted(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, namespace: str
 ) -> None:

@@ -67,6 +67,13 @@ def _phase(api: Api, name: str) -> str | None:
     return phase
 
 
+@pytest.mark.fault(
+    row="19",
+    point="SIGKILL of the leader of two replicas",
+    witness="the process has ended; the other one leads",
+    bound="the limit of the lease",
+    partial="nothing compared",
+)
 def test_the_other_replica_takes_over_from_a_killed_leader(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: list[Any]
 ) -> None:
@@ -99,6 +106,14 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(
     until("Suspended", lambda: _phase(api, "third") == "Suspended", 30)
 
 
+@pytest.mark.fault(
+    row="19",
+    point="no request of the leader reaches the API server",
+    witness="the other one leads",
+    bound="30 s",
+    compared="number of writes before",
+    partial="a held connection, not a dead server",
+)
 def test_a_leader_that_is_cut_off_writes_nothing_more(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: list[Any]
 ) -> None:

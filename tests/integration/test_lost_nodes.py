@@ -115,6 +115,13 @@ def test_a_node_that_flaps_is_not_chased(api: Api, job: str, lost: list[str]) ->
     assert _uids(_gpu_pods(api)) == before
 
 
+@pytest.mark.fault(
+    row="5",
+    point="the kubelet of a node of 64 goes silent; its objects stay",
+    witness="condition NodeNotReady, event NodeLost",
+    bound="80 s",
+    partial="simulated nodes: no training, nothing compared",
+)
 def test_training_pods_of_a_node_without_power_come_back_elsewhere(
     api: Api, job: str, lost: list[str]
 ) -> None:
@@ -126,6 +133,14 @@ def test_training_pods_of_a_node_without_power_come_back_elsewhere(
     assert any(node in event["message"] for event in events)
 
 
+@pytest.mark.fault(
+    row="12",
+    point="the kubelet of a node of an engine of several pods goes silent",
+    witness="condition NodeNotReady",
+    bound="80 s",
+    compared="the other engines' pods are the same",
+    partial="simulated nodes: nothing generates",
+)
 def test_an_engine_of_several_pods_moves_to_a_leaf_with_room(api: Api, job: str, lost: list[str]) -> None:
     engines = _engines(api)
     broken = next(iter(engines.values()))
@@ -137,6 +152,13 @@ def test_an_engine_of_several_pods_moves_to_a_leaf_with_room(api: Api, job: str,
         assert len({pod["spec"]["nodeName"].split("-")[1] for pod in pods}) == 1, "an engine spans leaves"
 
 
+@pytest.mark.fault(
+    row="6",
+    point="the kubelets of seven training nodes go silent",
+    witness="condition NodeNotReady",
+    bound="80 s",
+    partial="simulated nodes: no state to restore",
+)
 @pytest.mark.slow  # the same as for one node, seven times
 def test_a_tenth_of_the_nodes_at_once(api: Api, job: str, lost: list[str]) -> None:
     trainers = sorted({p["spec"]["nodeName"] for p in _pods(api, "trainer")})[:7]

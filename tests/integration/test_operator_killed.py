@@ -34,6 +34,13 @@ def _suspended(tiny: dict[str, Any], name: str) -> dict[str, Any]:
     return tiny | {"metadata": {"name": name}, "spec": tiny["spec"] | {"suspend": True}}
 
 
+@pytest.mark.fault(
+    row="19",
+    point="SIGKILL of the operator before each of its writes in turn",
+    witness="killed at that write",
+    bound="whole in 90 s",
+    compared="children of a job whose operator was not killed",
+)
 def test_an_operator_killed_at_any_write_is_resumed_by_the_next(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, tmp_path: Path
 ) -> None:

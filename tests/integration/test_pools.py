@@ -4,6 +4,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from support.api_server import POOL, Api, lose_controller, until
 
 ENGINES = "rl.grpo.dev/rolloutpool=shared"
@@ -171,6 +173,13 @@ def test_kai_clusters_are_deleted_with_their_job_without_an_owner(
     until("it is swept", lambda: api.run("get", "raycluster", "tiny-moe").returncode != 0, 60)
 
 
+@pytest.mark.fault(
+    row="7",
+    point="a node gets a taint of a sick GPU and is cordoned",
+    witness="event that names node and taint",
+    bound="60 s",
+    partial="simulated nodes; nothing compared",
+)
 def test_pods_leave_an_unhealthy_cordoned_node(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     tiny["spec"]["scheduling"] = {"unhealthyNodes": {"taints": ["gpu/xid"]}}

@@ -32,6 +32,13 @@ def _install(api: Api) -> None:
     until("RayClusters are known", lambda: api.run("get", "rayclusters").returncode == 0, 30)
 
 
+@pytest.mark.fault(
+    row="kuberay",
+    point="KubeRay's kinds are not installed when a job is created",
+    witness="reason KubeRayMissing",
+    bound="named in 30 s, runs in 120 s after it",
+    partial="KubeRay's operator does not go away under a running job",
+)
 def test_a_job_waits_for_kuberay(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0

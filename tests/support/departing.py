@@ -1,4 +1,4 @@
-"""The process of ``departing_job``."""
+"""The process of ``departing_job`` or of a program like it."""
 
 import json
 import os
@@ -9,20 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PROGRAM = Path(__file__).with_name("departing_job.py")
+_HERE = Path(__file__).parent
 
 
-def start(folder: Path, steps: int, store: dict[str, Any] | None = None) -> "subprocess.Popen[str]":
-    paths = [str(_PROGRAM.parents[1]), os.environ.get("PYTHONPATH", ""), *sys.path]
+def start(
+    folder: Path, steps: int, store: dict[str, Any] | None = None, program: str = "departing_job", **more: str
+) -> "subprocess.Popen[str]":
+    """Start a program of this folder. ``more``: variables of its environment."""
+    paths = [str(_HERE.parent), os.environ.get("PYTHONPATH", ""), *sys.path]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "GRPO_WEIGHTS_DIR": str(folder / "weights"),
         "OMP_NUM_THREADS": "1",
-    }
+    } | more  # fmt: skip
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     given = ["--store", json.dumps(store)] if store else []
     return subprocess.Popen(
-        [sys.executable, str(_PROGRAM), str(folder / "job"), str(steps), *given],
+        [sys.executable, str(_HERE / f"{program}.py"), str(folder / "job"), str(steps), *given],
         env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 

@@ -28,10 +28,10 @@ RANKS = 2
 class RealRanks(World):
     """A job whose ranks are Megatron-Core's, in Ray actors."""
 
-    def __init__(self, disk: Path, steps: int, store: dict[str, str] | None) -> None:
+    def __init__(self, disk: Path, steps: int, store: dict[str, str] | None, **changes: Any) -> None:
         # The stand-in engines invent their log-probabilities.
         algorithm = job()["spec"]["algorithm"] | {"maxLogProbGap": 100}
-        super().__init__(disk, steps, algorithm=algorithm)
+        super().__init__(disk, steps, algorithm=algorithm, **changes)
         if store is not None:
             checkpoint = self.spec.wire()["checkpoint"] | {"store": store, "everySteps": 2}
             self.spec = GRPOJobSpec.model_validate(self.spec.wire() | {"checkpoint": checkpoint})
@@ -51,7 +51,7 @@ class RealRanks(World):
         return gang
 
 
-def main() -> None:
+def main(kind: type[RealRanks] = RealRanks) -> None:
     logging.basicConfig(level=logging.INFO)
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -59,15 +59,8 @@ def main() -> None:
     parser.add_argument("--store", type=json.loads)
     parser.add_argument("--cluster", nargs=2)
     args = parser.parse_args()
-    if args.cluster:
-        address, node = args.cluster
-        ray.init(address=address, _node_ip_address=node, log_to_driver=False)
-    else:
-        ray.init(
-            address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
-            log_to_driver=False,
-        )  # fmt: skip
-    world = RealRanks(args.folder, args.steps, args.store)
+    _start_ray(args.cluster)
+    world = kind(args.folder, args.steps, args.store)
     world.departure.listen()
     try:
         world.run()
@@ -77,6 +70,27 @@ def main() -> None:
     print(f"{status.phase} {status.step}: {status.message}", flush=True)
     ray.shutdown()
     os._exit(0)
+
+
+def _start_ray(cluster: list[str] | None, tries: int = 4) -> None:
+    """Join a Ray cluster, or start one of this process.
+
+    On a busy machine its node may not answer within Ray's 30 s.
+    """
+    if cluster:
+        ray.init(address=cluster[0], _node_ip_address=cluster[1], log_to_driver=False)
+        return
+    for left in reversed(range(tries)):
+        try:
+            ray.init(
+                address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
+                log_to_driver=False,
+            )  # fmt: skip
+            return
+        except Exception:  # Ray raises no other type
+            ray.shutdown()
+            if not left:
+                raise
 
 
 if __name__ == "__main__":

@@ -80,6 +80,13 @@ def _publish(root: Path, version: int, weights: list[torch.Tensor]) -> int:
     return sum(blob.blob_bytes for blob in blobs)
 
 
+@pytest.mark.fault(
+    row="23",
+    point="an agent fetches more than its memory limit",
+    witness="SIGKILL by the kernel, counted",
+    bound="10 s",
+    partial="no job, nothing compared",
+)
 def test_fetched_snapshots_count_towards_the_agents_memory() -> None:
     with _pod() as holder, _limited(AGENT_MEMORY) as (pod, limit):
         holder.write("1.1", 0)

@@ -66,6 +66,13 @@ def _checksums(pool: Pool, server: Server) -> dict[int, str]:
     return found
 
 
+@pytest.mark.fault(
+    row="18",
+    point="SIGKILL of the process that asks for an update, in each of its four phases",
+    witness="it ended by signal 9 in that phase",
+    bound="the version is served in 60 s",
+    compared="checksums of the same versions without a death",
+)
 @pytest.mark.parametrize("phase", [Phase.PLAN, Phase.PREPARE, Phase.TRANSFER, Phase.COMMIT])
 def test_a_controller_killed_in_any_phase_leaves_a_whole_version(
     pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch, phase: Phase
@@ -94,6 +101,14 @@ def test_a_controller_killed_in_any_phase_leaves_a_whole_version(
     assert server.control().checksum() == whole[pool.version % 2]
 
 
+@pytest.mark.fault(
+    row="18",
+    point="calls of an older attempt",
+    witness="the agent answers 409",
+    bound="at once",
+    compared="status and checksum before",
+    partial="no second controller runs",
+)
 def test_a_superseded_attempt_changes_nothing(pool: Pool, server: Server) -> None:
     """Two controllers of one job: the older one was partitioned and does not know its successor."""
     pool.sync(pool.body(2)).raise_for_status()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS
 from grpo_operator.render.job_pods import _RANK
 from grpo_worker.checkpointing.store import complete_steps
 from grpo_worker.controller.training.worker_group import WorkerGroup
@@ -30,6 +32,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow  # five runs of a gang; the controller's part is tested with its loop
+@pytest.mark.fault(
+    row="26",
+    point="SIGTERM of the controller during generation, and in the optimizer step",
+    witness="the moment is printed before; the end says what was saved",
+    compared="all steps and the ledger of an undisturbed run, bitwise",
+    bound="60 s, the smallest default of graceSeconds",
+    partial="the controller's notice, not a training pod's",
+)
 @pytest.mark.parametrize(
     ("moment", "saved"), [("generates 2", 2), ("updates 3", 3)], ids=["generation", "update"]
 )
@@ -40,8 +50,10 @@ def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(
     lines = lines_of(process)
     assert moment in lines, "the moment never came"
     process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
     checkpoint = f"the checkpoint of step {saved} is complete"
     assert finish(process) == f"Recovering {saved}: the controller's pod is being deleted; {checkpoint}"
+    assert time.monotonic() - asked < GRACE_SECONDS, "kubelet would have killed it"
     assert sorted(complete_steps(tmp_path / "job" / "checkpoints")) == [saved]
     assert finish(start(tmp_path, STEPS)) == f"Succeeded {STEPS}: {STEPS} steps done"
     found = outcome(tmp_path)
@@ -70,6 +82,13 @@ def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGrou
         yield group
 
 
+@pytest.mark.fault(
+    row="26",
+    point="the sign of SIGTERM in a training pod",
+    witness="the gang names the pod",
+    bound="10 s",
+    partial="nothing is saved or compared",
+)
 def test_ranks_announce_the_end_of_their_pod_and_go_on(gang: WorkerGroup, tmp_path: Path) -> None:
     assert not gang.leaving.done()
     for pid in gang.pids:

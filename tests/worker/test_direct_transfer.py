@@ -69,6 +69,13 @@ def test_an_engine_keeps_its_weights_when_it_joins_another_link(
         assert trainers.result.result(60) == [[""] * 2] * 2
 
 
+@pytest.mark.fault(
+    row="15",
+    point="a bit flips in a direct transfer of one rank",
+    witness="the message names rank and version",
+    bound="in the same update",
+    compared="every tensor of the engine and the version's files on disk, bitwise",
+)
 @pytest.mark.parametrize("backend", [Backend.GLOO, Backend.CUDA_IPC])
 def test_a_flipped_bit_is_detected_and_the_version_is_staged(
     agent: Agent, server: Server, tmp_path: Path, backend: Backend
@@ -83,6 +90,13 @@ def test_a_flipped_bit_is_detected_and_the_version_is_staged(
     assert_same_as_on_disk(server, tmp_path / "hf-2")
 
 
+@pytest.mark.fault(
+    row="14",
+    point="SIGKILL of a rank in the middle of a direct transfer to a real engine",
+    witness="the process ended by signal 9",
+    bound="45 s",
+    partial="no recovery, nothing compared",
+)
 @pytest.mark.parametrize("backend", [Backend.GLOO, Backend.CUDA_IPC])
 def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
     agent: Agent, server: Server, tmp_path: Path, backend: Backend
@@ -99,6 +113,14 @@ def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
         agent.receive(JOB, 3, trainers.offer.name, PATIENCE)
 
 
+@pytest.mark.fault(
+    row="11,13",
+    point="a real engine is suspended before a direct transfer",
+    witness="the ranks and the agent name the timeout",
+    bound="ranks return in 60 s, serves again in 180 s",
+    compared="every tensor of the engine and the version's files on disk, bitwise",
+    partial="not while it generates",
+)
 def test_a_frozen_engine_does_not_block_the_trainers(server: Server, tmp_path: Path) -> None:
     """The trainers and the engine's agent give up at their deadline."""
     agent = Agent("engine-0", server.control(8), 1, bucket_bytes=BUCKET, timeout=8, writer=JOB)

@@ -4,6 +4,8 @@ import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from grpo_worker.checkpointing.space import checkpoint_bytes, estimated_bytes
 from grpo_worker.checkpointing.store import Origin, commit, complete_steps, directory
 from grpo_worker.controller.recovery.store_room import StoreRoom
@@ -14,6 +16,13 @@ TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 MIB = 2**20
 
 
+@pytest.mark.fault(
+    row="21",
+    point="a real file system without room",
+    witness="ENOSPC on all ranks",
+    bound="at the save",
+    partial="detection only",
+)
 def test_a_checkpoint_that_does_not_fit_fails_on_all_ranks_with_the_systems_number(tmp_path: Path) -> None:
     with small_store(tmp_path / "store", 16) as store:
         found = run_on_ranks("policy_cases:save_on_a_full_store", 2, root=str(store), layout=TP2_EP2)

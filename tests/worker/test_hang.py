@@ -75,6 +75,13 @@ def gang(tmp_path: Path) -> Iterator[WorkerGroup]:
         yield group
 
 
+@pytest.mark.fault(
+    row="4",
+    point="a rank never joins a collective",
+    witness="stack and flight records name it",
+    bound="the limit of 4 s and a look",
+    partial="no restart",
+)
 def test_a_hanging_rank_and_its_process_group_are_named(gang: WorkerGroup, tmp_path: Path) -> None:
     assert gang.call("total", None) == [2.0, 2.0]
     with pytest.raises(GangError) as caught:
@@ -88,6 +95,13 @@ def test_a_hanging_rank_and_its_process_group_are_named(gang: WorkerGroup, tmp_p
     assert begun == [2, 1], "the flight recorders show what rank 1 never began"
 
 
+@pytest.mark.fault(
+    row="4,14",
+    point="a rank hangs in the middle of a direct transfer",
+    witness="its line is named",
+    bound="64 s",
+    partial="no restart; links are stand-ins",
+)
 def test_a_rank_that_hangs_in_a_direct_transfer_is_named(gang: WorkerGroup) -> None:
     """The others give up their engine and return; only the rank that hangs is left."""
     began = time.monotonic()
@@ -107,6 +121,13 @@ def test_a_rank_that_works_longer_than_the_limit_is_not_a_hang(gang: WorkerGroup
     assert time.monotonic() - began >= 3 * HANG
 
 
+@pytest.mark.fault(
+    row="1",
+    point="SIGKILL of a rank while no call runs",
+    witness="the death is reported",
+    bound="10 s",
+    partial="detection only",
+)
 def test_a_death_is_noticed_within_seconds_although_no_call_runs(gang: WorkerGroup) -> None:
     gang.call("total", None)
     assert not gang.died.done()
@@ -123,6 +144,13 @@ def test_a_killed_gang_leaves_no_thread_that_calls_ray(gang: WorkerGroup) -> Non
     assert "rank-deaths" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.fault(
+    row="4",
+    point="SIGSTOP of a rank",
+    witness="the message says that it does not respond",
+    bound="the limit of 4 s and a look",
+    partial="no restart",
+)
 def test_a_frozen_rank_is_named(gang: WorkerGroup) -> None:
     os.kill(gang.pids[0], signal.SIGSTOP)
     try:

@@ -48,6 +48,13 @@ def sources(published: Path) -> Iterator[dict[int, str]]:
         yield urls
 
 
+@pytest.mark.fault(
+    row="23",
+    point="an engine's agent needs more than its memory limit",
+    witness="SIGKILL by the kernel, counted",
+    bound="10 s",
+    partial="the engine lives; nothing compared",
+)
 @pytest.mark.slow  # starts an engine of 2 GB
 def test_an_agent_that_is_killed_for_its_memory_leaves_the_engine_running(
     engine: Server, sources: dict[int, str], tmp_path: Path

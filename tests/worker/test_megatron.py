@@ -68,6 +68,13 @@ def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> No
     assert (tmp_path / "step-00000001" / "COMMITTED").is_file()
 
 
+@pytest.mark.fault(
+    row="21",
+    point="the store takes no write for three steps",
+    witness="no checkpoint is complete meanwhile",
+    compared="steps of ranks without checkpoints, and the steps after a restore, bitwise",
+    partial="no bound on the delay of a step",
+)
 def test_a_stuck_store_delays_checkpoints_and_no_step(tmp_path: Path) -> None:
     calm = run_on_ranks("policy_cases:steps", 2, layout=TP2_EP2, count=3)
     found = run_on_ranks("policy_cases:save_on_a_stuck_store", 2, root=str(tmp_path), layout=TP2_EP2)
@@ -160,6 +167,13 @@ def test_a_checkpoint_resumes_in_another_layout_with_equal_losses(name: str, tmp
                 assert mine[metric] == pytest.approx(value, rel=2e-5, abs=1e-6), metric
 
 
+@pytest.mark.fault(
+    row="22",
+    point="a bit of a checkpoint's tensor changes",
+    witness="all ranks name file and bytes",
+    bound="at the load",
+    partial="detection only",
+)
 @pytest.mark.parametrize("fqn", ["output_layer.weight", "optimizer.state.exp_avg.output_layer.weight"])
 def test_a_changed_bit_is_found_on_all_ranks(fqn: str, tmp_path: Path) -> None:
     for message in run_on_ranks("policy_cases:load_damaged", 2, root=str(tmp_path), layout={}, fqn=fqn):

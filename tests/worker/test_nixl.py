@@ -200,6 +200,13 @@ def test_a_read_may_take_longer_than_both_ends_wait(tmp_path: Path, monkeypatch:
     assert into.tobytes() == (tmp_path / "blob").read_bytes()
 
 
+@pytest.mark.fault(
+    row="15",
+    point="a bit flips in memory that NIXL reads",
+    witness="the message names the digest",
+    bound="in the same read",
+    partial="no engine, no repair, nothing compared",
+)
 def test_a_flipped_bit_is_detected(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     source.publish(1)

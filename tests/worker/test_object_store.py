@@ -76,6 +76,13 @@ def test_a_copy_of_the_objects_is_a_checkpoint_of_a_file_system(
     assert all(_equal(*pair) for pair in zip(saved, resumed, strict=True))
 
 
+@pytest.mark.fault(
+    row="21",
+    point="an S3 server answers 503 and 500, and cuts connections, also in the middle of a part",
+    witness="faults counted by kind",
+    compared="steps and weights of ranks on a server without faults, bitwise",
+    partial="no bound",
+)
 def test_throttling_errors_and_cut_connections_cost_time_and_no_bit(
     server: S3Server, saved: list[Any]
 ) -> None:
@@ -104,6 +111,13 @@ def test_throttling_errors_and_cut_connections_cost_time_and_no_bit(
     record_from_test("reliability", {"s3_faults_survived": sum(fired.values())})
 
 
+@pytest.mark.fault(
+    row="21",
+    point="an S3 server fails all requests for 30 s in the middle of a save",
+    witness="failed requests counted",
+    compared="steps and weights of ranks on a server without faults, bitwise",
+    partial="no bound on the delay of a step",
+)
 def test_an_outage_longer_than_all_retries_delays_the_checkpoint(server: S3Server, saved: list[Any]) -> None:
     down = threading.Event()
     began: list[float] = []
@@ -126,6 +140,13 @@ def _largest(server: S3Server, folder: str) -> Path:
     return max(root.glob("*.distcp"), key=lambda file: file.stat().st_size)
 
 
+@pytest.mark.fault(
+    row="22",
+    point="a bit of an object changes after the save",
+    witness="all ranks name object and bytes",
+    bound="at the load",
+    partial="detection only",
+)
 def test_a_changed_bit_is_found_by_its_digest_on_all_ranks(server: S3Server) -> None:
     _save(server.spec(), "bit")
     file = _largest(server, "bit")
@@ -136,6 +157,13 @@ def test_a_changed_bit_is_found_by_its_digest_on_all_ranks(server: S3Server) -> 
     assert all(f"{file.name} was changed after the save, between bytes" in error for error in errors), errors
 
 
+@pytest.mark.fault(
+    row="22",
+    point="the largest object of the newest checkpoint is missing",
+    witness="it is set aside",
+    bound="at the load",
+    partial="no ranks load it; nothing compared",
+)
 def test_without_a_file_the_checkpoint_before_is_used(server: S3Server) -> None:
     _save(server.spec(), "missing")
     _largest(server, "missing").unlink()
@@ -144,6 +172,13 @@ def test_without_a_file_the_checkpoint_before_is_used(server: S3Server) -> None:
     assert complete_steps(root) == [1], "the damaged one is set aside"
 
 
+@pytest.mark.fault(
+    row="3,18",
+    point="SIGKILL of the controller and all ranks while a checkpoint is uploaded",
+    witness="no marker of that step",
+    compared="all steps and the ledger of an undisturbed run, bitwise",
+    partial="no bound",
+)
 def test_a_controller_and_ranks_that_are_killed_in_an_upload_resume_bitwise_on_empty_disks(
     server: S3Server, tmp_path: Path
 ) -> None:

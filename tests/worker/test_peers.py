@@ -175,6 +175,13 @@ def test_a_rank_itself_reads_nothing_after_a_write_has_begun(
     assert stale.weights() == serving.weights()
 
 
+@pytest.mark.fault(
+    row="13",
+    point="SIGKILL of the engine that fills another one, at the fourth read",
+    witness="four reads, and the error of the engine that reads",
+    compared="weights of both engines afterwards",
+    partial="no bound; the trainers are away",
+)
 def test_a_peer_that_is_killed_in_the_middle_leaves_the_engine_stale_and_fillable(
     serving: PeerEngine, stale: PeerEngine, two_versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,13 @@ def _kill(cluster: Cluster, node_id: str) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.fault(
+    row="5",
+    point="a node of a real Ray cluster is removed",
+    witness="the gang's bundles are on the spare node",
+    bound="10 s",
+    partial="no ranks run; nothing compared",
+)
 def test_a_spare_node_takes_the_place_of_a_lost_one_and_its_replacement_is_the_spare(
     cluster: Cluster,
 ) -> None:

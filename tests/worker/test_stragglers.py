@@ -36,6 +36,13 @@ def _watched(found: list[dict[str, Any]]) -> tuple[list[set[int]], list[float]]:
     return named, ratios
 
 
+@pytest.mark.fault(
+    row="9",
+    point="a rank is stopped for a part of the time",
+    witness="pauses counted",
+    bound="named after 3 slow steps",
+    partial="detection only; no step time after a swap",
+)
 @pytest.mark.parametrize(
     ("layout", "world", "slow"),
     [
@@ -86,6 +93,13 @@ def gang() -> Iterator[WorkerGroup]:
         yield group
 
 
+@pytest.mark.fault(
+    row="9",
+    point="a rank sleeps before a collective",
+    witness="the others waited for it",
+    bound="named after 3 slow steps",
+    partial="detection only",
+)
 def test_the_gang_names_the_slow_rank_with_its_pod(gang: WorkerGroup) -> None:
     watch = StragglerWatch(StragglerPolicy(steps=3), members_of(gang.ranks, gang.hosts))
     gang.call("total", NOBODY)

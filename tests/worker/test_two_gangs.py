@@ -8,6 +8,14 @@ import pytest
 from support.ranks.launcher import run as run_on_ranks
 
 
+@pytest.mark.fault(
+    row="18",
+    point="ranks of an old attempt save the same step",
+    witness="the older one's commit is refused",
+    bound="at the commit",
+    compared="state of the newer attempt and its restored steps, bitwise",
+    partial="ranks only",
+)
 @pytest.mark.parametrize(
     "layout", [{"tensor": 2, "expert": 2}, {"pipeline": 2, "layers_in_first_stage": 1}], ids=str
 )

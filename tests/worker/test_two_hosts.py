@@ -140,6 +140,13 @@ def proxied(patch: pytest.MonkeyPatch, at: int, cut: bool) -> list[StreamProxy]:
     return made
 
 
+@pytest.mark.fault(
+    row="15",
+    point="a bit flips on the stream to an engine's second host",
+    witness="the proxy that flipped it; the message names rank and bucket",
+    bound="in the same update",
+    compared="checksum and weights of both ranks without a fault",
+)
 @pytest.mark.parametrize("at", [0, 1_000_000, 5_000_001])
 def test_a_bit_that_flips_on_the_further_hosts_own_stream_leaves_the_engine_stale(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]], at: int,
@@ -155,6 +162,13 @@ def test_a_bit_that_flips_on_the_further_hosts_own_stream_leaves_the_engine_stal
     assert_loads(serving, trainers, undisturbed, 2)
 
 
+@pytest.mark.fault(
+    row="17",
+    point="SIGKILL of the second host's agent in the middle of an update",
+    witness="the message names host and phase",
+    compared="checksum and weights of both ranks without a fault",
+    partial="no bound",
+)
 def test_a_further_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alone(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]]
 ) -> None:
@@ -174,6 +188,13 @@ def test_a_further_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alo
     assert pids(serving) == servers
 
 
+@pytest.mark.fault(
+    row="17",
+    point="SIGKILL of the first host's agent in the middle of an update",
+    witness="the connection breaks at that read",
+    bound="serves again in 180 s",
+    compared="checksum and weights of both ranks without a fault",
+)
 @pytest.mark.slow
 def test_a_first_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alone(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]]
@@ -203,6 +224,14 @@ def test_a_first_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alone
     assert_loads(serving, trainers, undisturbed, 1)
 
 
+@pytest.mark.fault(
+    row="17",
+    point="SIGSTOP of the second host's agent in the middle of an update",
+    witness="the message names the host or the missing bytes",
+    bound="40 s",
+    compared="checksum and weights of both ranks without a fault",
+    partial="frozen, not dead",
+)
 @pytest.mark.slow
 def test_a_further_hosts_agent_that_freezes_is_named_within_its_time(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]]
@@ -242,6 +271,13 @@ def test_a_connection_that_is_lost_between_the_further_host_and_its_rank_aborts_
     assert_loads(serving, trainers, undisturbed, 2)
 
 
+@pytest.mark.fault(
+    row="15",
+    point="a bit of the trainers' copy changes: first, middle, last",
+    witness="the message names the digest",
+    bound="in the same update",
+    compared="checksum and weights of both ranks without a fault",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_damage_in_the_trainers_memory_is_never_served(
@@ -260,6 +296,13 @@ def test_damage_in_the_trainers_memory_is_never_served(
         assert_loads(serving, trainers, undisturbed, 1)
 
 
+@pytest.mark.fault(
+    row="14",
+    point="the trainers' copy goes away in the middle of an update",
+    witness="HTTP 404 in the message",
+    compared="checksum and weights of both ranks without a fault",
+    partial="files go, no rank dies; no bound",
+)
 @pytest.mark.slow
 def test_trainers_that_are_lost_in_the_middle_leave_the_engine_stale_until_they_are_back(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]], two_versions: Path
@@ -278,6 +321,14 @@ def test_trainers_that_are_lost_in_the_middle_leave_the_engine_stale_until_they_
     assert (serving.agent.status()["checksum"], serving.weights()) == undisturbed[2]
 
 
+@pytest.mark.fault(
+    row="13",
+    point="SIGKILL of one host's server in the middle of an update",
+    witness="the message names version and phase; one restart",
+    bound="serves again in 400 s",
+    compared="checksum and weights of both ranks without a fault",
+    partial="no job that goes on",
+)
 @pytest.mark.slow  # two servers start again
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_version(

@@ -214,6 +214,13 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert count[0] > 3, "there was no third bucket"
 
 
+@pytest.mark.fault(
+    row="15",
+    point="a bit flips in the third bucket on its way into a real engine",
+    witness="the message names the bucket",
+    bound="in the same update; repaired by the next look",
+    partial="the version is checked after the repair, not its weights",
+)
 def test_a_bit_flipped_on_the_way_into_the_engine_is_detected(
     agent: Agent, versions: Path, sources: dict[int, str], damaged: None
 ) -> None:
@@ -226,6 +233,14 @@ def test_a_bit_flipped_on_the_way_into_the_engine_is_detected(
     assert agent.status()["weightVersion"] == 1
 
 
+@pytest.mark.fault(
+    row="15",
+    point="the trainers publish two versions while an engine reads one",
+    witness="the message names bucket and digest",
+    bound="in the same update",
+    compared="checksum after loading the whole version another way",
+    partial="no flipped bit",
+)
 def test_a_version_overwritten_while_it_is_streamed_is_never_served_and_the_newer_one_is(
     agent: Agent, server: Server, versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +273,13 @@ def test_a_version_overwritten_while_it_is_streamed_is_never_served_and_the_newe
     assert server.control().checksum() == ours
 
 
+@pytest.mark.fault(
+    row="16",
+    point="the plan counts other tensors than the engine has",
+    witness="the message names the bucket",
+    bound="in the same update",
+    partial="the engine was not restarted with another layout; nothing compared",
+)
 def test_a_plan_that_does_not_fit_is_refused(
     agent: Agent, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +298,13 @@ def test_a_plan_that_does_not_fit_is_refused(
     assert agent.sync(JOB, 60, sources)["state"] == "SERVING"
 
 
+@pytest.mark.fault(
+    row="11,13",
+    point="SIGSTOP of an engine's processes at a bucket of an update",
+    witness="the message names phase, bucket and timeout",
+    bound="named in 25 s, serves again in 90 s",
+    partial="the version is checked, not its weights",
+)
 def test_a_frozen_engine_is_named_with_phase_and_bucket_and_recovers(
     server: Server, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +341,13 @@ def test_a_frozen_engine_is_named_with_phase_and_bucket_and_recovers(
     assert agent.status()["weightVersion"] == 60
 
 
+@pytest.mark.fault(
+    row="8",
+    point="a source sends 2 KiB/s",
+    witness="the message names the time limit",
+    bound="10 s",
+    partial="only a low rate; nothing compared",
+)
 def test_a_slow_source_does_not_block_the_engine(server: Server, versions: Path) -> None:
     """Bytes arrive too slowly: the update ends at its deadline and the engine keeps serving."""
     agent = new_agent(server, timeout=3)
@@ -369,6 +405,13 @@ class SlowSource:
             time.sleep(0.25)
 
 
+@pytest.mark.fault(
+    row="11",
+    point="a real engine's scheduler is suspended, its server answers",
+    witness="the calls time out, the agent says silent",
+    bound="3 s for a call; serves again in 30 s",
+    partial="while no answers are generated; nothing compared",
+)
 def test_a_frozen_scheduler_gets_no_more_calls_and_recovers(server: Server, sources: dict[int, str]) -> None:
     """Its server keeps answering. A call that timed out must not delay later ones."""
     agent = new_agent(server, timeout=3)

@@ -57,6 +57,13 @@ def test_a_missing_version_leaves_the_engine_unchanged(agent: Agent, sources: di
     assert agent.status()["state"] == "STALE"
 
 
+@pytest.mark.fault(
+    row="15",
+    point="a byte of a published version changes",
+    witness="the message names the digest",
+    bound="in the same update",
+    partial="no repair, nothing compared",
+)
 def test_flipped_bytes_are_refused_and_never_served(
     agent: Agent, sources: dict[int, str], published: tuple[Path, torch.Tensor, torch.Tensor]
 ) -> None:
@@ -243,6 +250,13 @@ def test_only_the_bound_job_writes_and_the_next_one_starts_stale(
     assert agent.sync(JOB, 3, sources)["state"] == "SERVING"
 
 
+@pytest.mark.fault(
+    row="10",
+    point="SIGKILL of a real engine's server",
+    witness="state RESTARTING, a restart counted",
+    compared="checksum before the death",
+    partial="no answers under way",
+)
 def test_a_killed_engine_is_loaded_again_from_the_trainers_memory(
     agent: Agent, server: Server, published: tuple[Path, torch.Tensor, torch.Tensor]
 ) -> None:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from grpo_devcluster.reference.faults import record_rows
 from grpo_devcluster.reference.pages import pages
 
 
@@ -14,6 +15,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (directory / name).write_text(text)
+    record_rows()
 
 
 if __name__ == "__main__":

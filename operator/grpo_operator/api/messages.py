@@ -63,6 +63,15 @@ class RestoredState(Message):
     source: str
 
 
+class RecoveryReport(Message):
+    """A recovery that is complete; see RecoveryStatus."""
+
+    cause: str
+    step: int
+    seconds: str
+    parts: dict[str, str] = Field(default_factory=dict)
+
+
 class TrainerProcess(Message):
     """One rank of the training gang: its node address and process id."""
 
@@ -130,8 +139,9 @@ class ControllerStatus(Message):
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
-    reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
-    of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
+    reason of the last restart. ``last_recovery``: the latest that this controller has completed.
+    ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off of a restart lasts, or "".
+    ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``checkpoint_problem``: why a checkpoint is put off, or "".
     ``sandbox_problem``: what the sandbox of programs lacks, or "".
     ``stragglers``: the slowest of them, first. ``straggler_count``: of all.
@@ -163,6 +173,7 @@ class ControllerStatus(Message):
     recent_failures: int = 0
     backoff_seconds: int = 0
     last_failure: str = ""
+    last_recovery: RecoveryReport | None = None
     next_attempt: str = ""
     suspend_requested: bool = False
     trainers: list[TrainerProcess] = Field(default_factory=list)

@@ -23,6 +23,7 @@ from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
 from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.status.recovery_times import RecoveryTimes
 from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import Restored, TrainerGang
@@ -30,6 +31,7 @@ from grpo_worker.controller.training.image_versions import check_pool
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
 from grpo_worker.metrics.generation import refused_message
 from grpo_worker.metrics.gpu_time import Use
+from grpo_worker.metrics.recovery import Part
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -67,10 +69,14 @@ class GrpoLoop:
         self._reward = inputs.reward
         engines = 0 if spec.shares_gpus else rollout_gpus
         self._record = failures.record
-        gpu_time = folder.store / "gpu_time.json"
+        self._recovery = RecoveryTimes(folder.disk / "recoveries.jsonl", clock)
         gpus, spares = spec.trainer.world, spec.trainer.spare_nodes * spec.trainer.gpus_per_node
-        resumed = self._record.resumed
-        self._gpus = GpuTime(gpu_time, gpus, engines, clock, spares=spares, resumed=resumed)
+        self._gpus = GpuTime(
+            folder.store / "gpu_time.json", gpus, engines, clock, spares=spares,
+            resumed=self._record.resumed, suspends=self._recovery.discard,
+        )  # fmt: skip
+        if self._gpus.absent is not None:
+            self._recovery.begins("controller", clock.now() - self._gpus.absent)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward, self._gpus.generates)
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
@@ -138,12 +144,14 @@ class GrpoLoop:
         self._pool.attempt = self._record.attempt
         self._checkpoints.begin_attempt(self._record.attempt)
         self._report(message="waiting for the training pool", next_attempt="")
+        self._recovery.enters(Part.START)
         self._trainers.acquire(self._show, self._failures.avoided_nodes)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
         self._trainers.start(self._record.attempt)
         network = self._trainers.network
         self._report(network=network.text, network_problem=network.problem)
+        self._recovery.enters(Part.LOAD)
         restored = self._checkpoints.restore()
         self._record.note_restored(restored.step)  # before anything of the attempts before is overwritten
         self._report(restored={"step": restored.step, "source": restored.source})
@@ -156,6 +164,7 @@ class GrpoLoop:
         self._gpus.trains(Use.SYNC)
         self._push(StepTimer(self._clock))
         warning = self._parking.run(self._check_engines, self._save_parked)
+        self._recovery.enters(Part.REPLAY)
         self._report(phase=Phase.TRAINING, message=warning)
 
     def _resume(self, restored: Restored) -> None:
@@ -208,7 +217,8 @@ class GrpoLoop:
         except LeavingError:
             self._note_trained(step, rollouts, metrics, timer)
             raise
-        self._gpus.finish_step(step)
+        if self._gpus.finish_step(step):
+            self._recovery.ends(step)
         seconds = timer.total()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
@@ -355,6 +365,7 @@ class GrpoLoop:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
         message, seconds = failure.message[:500], 0.0
         self._gpus.stops(failure.cause)
+        self._recovery.begins(failure.cause, failure.since)
         if failure.final:
             self._failures.end(failure.message)
         else:
@@ -370,6 +381,7 @@ class GrpoLoop:
                 waiting="", trainers=[], stragglers=[], straggler_count=0,
             )  # fmt: skip
         self._trainers.stop()
+        self._recovery.enters(Part.START)
         if not self._record.failed:
             self._clock.sleep(seconds)
 
@@ -393,4 +405,5 @@ class GrpoLoop:
             changes["weight_version"] = served
         self._failures.forget_nodes(self._board.get().forget_nodes)
         changes |= self._failures.counts() | self._gpus.report()
+        changes["last_recovery"] = self._recovery.last
         self._board.update(step=self._step, attempt=self._record.attempt, **changes)

@@ -12,6 +12,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
+from grpo_operator.api.v1alpha1.recovery_status import RecoveryStatus
 from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS
 from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, ResumptionStatus
 
@@ -338,6 +339,7 @@ class GRPOJobStatus(Model):
         "devices, and the transports within hosts",
     )
     goodput: GoodputStatus | None = None
+    last_recovery: RecoveryStatus | None = None
     started_at: str | None = Field(None, max_length=32, description="start time (RFC 3339, UTC)")
     finished_at: str | None = Field(None, max_length=32, description="end time (RFC 3339, UTC)")
     conditions: list[Condition] = Field(

@@ -7,6 +7,7 @@ from grpo_operator.api import names
 from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.recovery_status import RecoveryStatus
 from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
@@ -114,6 +115,7 @@ def job_status(
             "layout": layout,
             "weight_path": path,
             "goodput": goodput_status(old.goodput, spec, observed.controller),
+            "last_recovery": _recovery(old, observed.controller),
             "stragglers": straggler_statuses(observed) or None,
             "failing_nodes": list(observed.failing_nodes) or None,
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
@@ -190,6 +192,12 @@ def _resumed_from(
     if source is None or controller is None or not controller.resumed_from:
         return source
     return source.model_copy(update={"checkpoint": controller.resumed_from})
+
+
+def _recovery(old: GRPOJobStatus, controller: ControllerStatus | None) -> RecoveryStatus | None:
+    if controller is None or controller.last_recovery is None:
+        return old.last_recovery
+    return RecoveryStatus(**controller.last_recovery.model_dump())
 
 
 def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed, resumes: bool) -> tuple[Phase, str]:

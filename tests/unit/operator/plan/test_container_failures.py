@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.messages import AgentStatus
+from grpo_operator.api.messages import AgentStatus, RecoveryReport
 from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.status import EngineState, GRPOJobStatus, LayoutStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
@@ -27,6 +27,12 @@ def _container(restarts: int = 2, **changes: Any) -> dict[str, Any]:
     return status | {"lastState": {"terminated": CRASHED}} | changes
 
 
+@pytest.mark.fault(
+    row="image-pull",
+    point="a container waits with ErrImagePull",
+    witness="the failure is named",
+    partial="a status as data; no pod, no job",
+)
 @pytest.mark.parametrize(
     ("container", "expected"),
     [
@@ -202,6 +208,16 @@ def test_a_back_off_shows_the_next_attempt_and_the_reason() -> None:
     manifest = job() | {"status": status.wire()}
     again = GRPOJobStatus.model_validate(status.wire())
     assert again == status and manifest["status"]["nextAttemptAt"] == later
+
+
+def test_the_last_recovery_is_shown_and_stays_when_the_next_controller_knows_of_none() -> None:
+    parts = {"detect": "0.2", "stop": "1.1"}
+    report = RecoveryReport(cause="infrastructure", step=8, seconds="1.3", parts=parts)
+    status = _status(running("Training", last_recovery=report))
+    assert status.last_recovery is not None
+    assert status.last_recovery.wire() == report.wire()
+    later = _status(running("Training"), **status.wire())
+    assert later.last_recovery == status.last_recovery
 
 
 def test_a_controller_that_cannot_begin_shows_its_back_off() -> None:

@@ -161,6 +161,13 @@ def test_a_checkpoint_that_cannot_be_loaded_says_what_to_do(
         store.verify(path, ORIGIN.model)
 
 
+@pytest.mark.fault(
+    row="22",
+    point="a file of the newest checkpoint is truncated",
+    witness="its marker is taken",
+    bound="at the load",
+    partial="files only, no ranks",
+)
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path) -> None:
     for step in (4, 8):
         path = store.directory(tmp_path, step)

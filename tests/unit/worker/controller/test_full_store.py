@@ -31,6 +31,13 @@ def _failing(world: World, number: int) -> Any:
     return check
 
 
+@pytest.mark.fault(
+    row="21",
+    point="saves answer ENOSPC, EDQUOT or EROFS for two hours",
+    witness="the message names store and error",
+    compared="ledger of an undisturbed run",
+    partial="stand-in ranks",
+)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS], ids=errno.errorcode.get)
 def test_ranks_that_cannot_write_for_hours_never_end_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calm: list[dict[str, Any]], number: int

@@ -134,6 +134,12 @@ def test_a_job_that_goes_on_after_a_suspension_is_not_suspended_any_more(tmp_pat
     assert second.report()["lost_gpu_seconds"]["controller"] == 300
 
 
+@pytest.mark.fault(
+    row="28",
+    point="the clock is set back by 100 s between two controllers",
+    witness="the account is read with that clock",
+    partial="the account of GPU time only",
+)
 def test_a_clock_that_was_set_back_loses_nothing(tmp_path: Path) -> None:
     clock, wall = FakeClock(), [5000.0]
     _gpu_time(tmp_path / "gpu_time.json", clock, wall).save().result()

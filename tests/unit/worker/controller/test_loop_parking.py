@@ -24,6 +24,13 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ledger
 
 
+@pytest.mark.fault(
+    row="27",
+    point="no engine is reached for two hours",
+    witness="parked once, with the reason",
+    compared="ledger of an undisturbed run",
+    partial="stand-in ranks and engines",
+)
 def test_engines_that_are_away_for_hours_cost_time_and_nothing_else(
     tmp_path: Path, calm: list[dict[str, Any]]
 ) -> None:
@@ -179,6 +186,13 @@ def test_a_death_while_engines_load_a_staged_version_is_noticed_at_once(
     assert "rank 1 on trainer-0" in status.last_failure
 
 
+@pytest.mark.fault(
+    row="25",
+    point="the reward server refuses three requests",
+    witness="the message names it; parked once",
+    compared="ledger of an undisturbed run",
+    partial="stand-in ranks and server",
+)
 def test_a_reward_server_that_is_away_parks_the_trainers_too(
     tmp_path: Path, calm: list[dict[str, Any]]
 ) -> None:

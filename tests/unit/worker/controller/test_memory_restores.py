@@ -65,6 +65,13 @@ def test_trainers_that_are_parked_at_the_restored_step_save_it(tmp_path: Path, a
     assert _committed(world, 1), "if the pods go too, no step is lost"
 
 
+@pytest.mark.fault(
+    row="22",
+    point="ranks read changed values in the newest checkpoint",
+    witness="two loads, the older one last",
+    compared="ledger of an undisturbed run",
+    partial="stand-in ranks",
+)
 def test_a_checkpoint_that_ranks_cannot_read_is_set_aside(tmp_path: Path) -> None:
     calm = World(tmp_path / "calm", steps=10).run()
     world = World(tmp_path / "damaged", steps=10)

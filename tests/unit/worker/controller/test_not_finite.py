@@ -39,6 +39,14 @@ def _with_nan(world: World, attempts: int, broken_version: int = 0) -> list[tupl
     return suspected
 
 
+@pytest.mark.fault(
+    row="24",
+    point="an engine answers NaN in two attempts",
+    witness="the message names engine, sample and token",
+    bound="before the update",
+    compared="ledger of an undisturbed run",
+    partial="stand-in engine; no wrong gradient, no localization",
+)
 @pytest.mark.parametrize("version", [0, 3], ids=["first", "later"])
 def test_an_engine_that_computes_no_number_twice_costs_two_attempts(tmp_path: Path, version: int) -> None:
     calm = without_attempts(World(tmp_path / "calm").run())

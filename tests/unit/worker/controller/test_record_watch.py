@@ -51,6 +51,13 @@ def test_a_record_that_cannot_be_read_for_a_moment_costs_no_restart(record: RunR
     assert record.unread == 1
 
 
+@pytest.mark.fault(
+    row="nfs-stale",
+    point="a read of the run's record answers EIO",
+    witness="unread records counted",
+    bound="the next look",
+    partial="one file, no job",
+)
 def test_a_store_that_is_away_for_a_moment_costs_no_restart(
     record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:

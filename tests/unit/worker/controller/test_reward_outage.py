@@ -49,6 +49,13 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeClock, Callable[[],
     return install
 
 
+@pytest.mark.fault(
+    row="25",
+    point="no process of the reward starts for two hours",
+    witness="the message names the field; parked once",
+    compared="ledger of an undisturbed run, with its rewards",
+    partial="stand-in ranks and time",
+)
 def test_a_step_whose_reward_processes_do_not_start_for_hours_waits(
     tmp_path: Path, verifier: FunctionVerifier, outage: Any
 ) -> None:

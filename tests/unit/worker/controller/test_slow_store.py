@@ -35,6 +35,14 @@ class _Blocked:
         self.begin, self.end = self._opened.clear, self._opened.set
 
 
+@pytest.mark.fault(
+    row="21,nfs-stale",
+    point="all opens of the controller's files block for four steps",
+    witness="the files that waited",
+    bound="no virtual time of a step",
+    compared="ledger of an undisturbed run",
+    partial="stand-in ranks; the ranks' files do not block",
+)
 @pytest.mark.parametrize(
     ("changes", "replay"),
     [({}, False), (AHEAD, False), (AHEAD, True)],

@@ -142,6 +142,12 @@ def test_a_pickle_is_not_run_and_the_next_attempt_uses_the_store(
     assert tier.restore(after=2) is None and not (tmp_path / "ran").exists()
 
 
+@pytest.mark.fault(
+    row="key-rotation",
+    point="the key changes between a snapshot and its restore",
+    witness="nothing is restored",
+    partial="not during an update; stand-in ranks",
+)
 def test_a_changed_key_refuses_the_snapshots_of_the_old_one(
     tier: MemoryTier, gang: Gang, key: Path, tmp_path: Path
 ) -> None:

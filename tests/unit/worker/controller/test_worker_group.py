@@ -58,6 +58,7 @@ def test_a_hang_is_named_within_a_minute_of_the_limit_and_by_its_rank() -> None:
     assert "group 0 all: 0 collectives begun, others 1000" in message
     assert message.count("rank ") == 1
     assert not caught.value.outside and caught.value.lost == []
+    assert caught.value.since is not None and 0 <= caught.value.since - began - 1000 <= LONGEST_POLL
     assert processes.asked["position"] == WORLD
 
 
@@ -105,6 +106,12 @@ STALE, MISSING = OSError(errno.ESTALE, "Stale file handle"), FileNotFoundError(e
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.fault(
+    row="nfs-stale",
+    point="a rank's work answers ESTALE, EIO and others",
+    witness="the message names the store",
+    partial="stand-in ranks; no recovery",
+)
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -110,6 +110,13 @@ def test_a_failing_call_scores_zero_and_spares_the_others(function: str, answer:
         FunctionVerifier(spec(function, on_failure="stop")).score(items("yes", answer))
 
 
+@pytest.mark.fault(
+    row="25",
+    point="a reward function hangs in a real process",
+    witness="one failure counted, the child is gone",
+    bound="30 s",
+    partial="its answer scores zero; no job",
+)
 def test_a_hanging_function_is_killed_with_its_children(function: str, tmp_path: Path) -> None:
     judge = FunctionVerifier(spec(function, timeout_seconds=1))
     pid_file = tmp_path / "pid"
@@ -124,6 +131,13 @@ def test_a_hanging_function_is_killed_with_its_children(function: str, tmp_path:
     assert judge.score(items("yes")) == [11.0]  # a new process took its place
 
 
+@pytest.mark.fault(
+    row="25",
+    point="a process of the reward function dies",
+    witness="two failures counted",
+    bound="no pause",
+    partial="its answers score zero; no job",
+)
 def test_a_process_that_dies_is_replaced_without_a_pause(
     function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,13 @@ def test_an_engine_that_reports_no_limit_gets_as_many_requests_as_the_job_says(w
     assert running == [256]
 
 
+@pytest.mark.fault(
+    row="10",
+    point="an engine dies in the middle of eight samples",
+    witness="continued samples counted",
+    compared="tokens of undisturbed samples",
+    partial="stand-in engines",
+)
 @pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "cumulative"])
 def test_a_sample_goes_on_elsewhere_when_its_engine_dies(world: Worlds, incremental: bool) -> None:
     pair = world(2, n=4, tokens=1000, incremental=incremental)
@@ -95,6 +102,13 @@ def test_an_engine_that_trickles_for_hours_lives(world: Worlds) -> None:
     assert slow.loop.time() > 2 * 3600 and slow.client.counts.retries == 0
 
 
+@pytest.mark.fault(
+    row="11",
+    point="an engine goes silent while it generates",
+    witness="named",
+    compared="tokens of undisturbed samples",
+    partial="stand-in engines",
+)
 def test_a_silent_engine_is_named_and_its_samples_go_on(world: Worlds) -> None:
     pair = world(2, n=2, tokens=2000)
     asked = prompts(2)

@@ -21,13 +21,15 @@ _FINAL = (ParityError, RewardError, UnfitEngineError)  # unless a server or an e
 class Failure:
     """Failure of an attempt. ``final``: every other attempt would fail in the same way.
 
-    ``host``: of the ranks that failed, if they are all in one pod.
+    ``host``: of the ranks that failed, if they are all in one pod. ``since``: time of its first sign, None if
+    it is unknown.
     """
 
     message: str
     cause: Cause
     final: bool
     host: RankHost | None = None
+    since: float | None = None
 
 
 def failure_of(error: Exception, store: str = STORE) -> Failure:
@@ -40,7 +42,9 @@ def failure_of(error: Exception, store: str = STORE) -> Failure:
     cause: Cause = "infrastructure" if outside else "job"
     if isinstance(error, (GangError, NotFiniteError, *_FINAL)):
         message = with_store_problem(str(error), error, store)
-        host = error.host if isinstance(error, GangError) else None
-        return Failure(message, cause, isinstance(error, _FINAL) and not outside, host)
+        final = isinstance(error, _FINAL) and not outside
+        if isinstance(error, GangError):
+            return Failure(message, cause, final, error.host, error.since)
+        return Failure(message, cause, final)
     log.error("the attempt failed", exc_info=error)
     return Failure(with_store_problem(one_line(error), error, store), cause, False)

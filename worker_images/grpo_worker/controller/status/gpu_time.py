@@ -27,12 +27,17 @@ class GpuTime:
     def __init__(
         self, file: StorePath, trainers: int, engines: int, clock: Clock,
         wall: Callable[[], float] = time.time, *, spares: int = 0, resumed: bool = False,
+        suspends: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """``resumed``: the job had ended before; it had no GPUs since then."""
+        """``resumed``: the job had ended before; it had no GPUs since then. ``suspends``: called when it is
+        suspended.
+        """
+        self.absent: float | None = None  # seconds without a controller; None: there was none to replace
         self._file, self._clock, self._wall = file, clock, wall
         self._account = GpuAccount(trainers, engines, spares)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu time")
+        self._suspends = suspends
         self._furthest = 0  # the last step that was ever finished
         self._before: Use | None = None  # what the trainers did before a pause
         self._load(resumed)
@@ -59,6 +64,8 @@ class GpuTime:
             self._advance()
             self._before = self._before or self._account.use
             self._account.stops(cause)
+        if cause == SUSPENDED:
+            self._suspends()
         self.save()
 
     def goes_on(self) -> None:
@@ -66,13 +73,15 @@ class GpuTime:
         if self._before is not None:
             self.trains(self._before)
 
-    def finish_step(self, step: int) -> None:
-        """Record that a step is finished."""
+    def finish_step(self, step: int) -> bool:
+        """Record that a step is finished; return whether it was never finished before."""
         with self._lock:
             self._advance()
-            self._account.finish_step(replayed=step <= self._furthest)
+            new = step > self._furthest
+            self._account.finish_step(replayed=not new)
             self._furthest = max(step, self._furthest)
         self.save()
+        return new
 
     def interrupt(self, keeps_answers: bool) -> None:
         """Record that the unfinished step will be repeated; see GpuAccount."""
@@ -116,6 +125,7 @@ class GpuTime:
         absent = max(int((self._wall() - state["at"]) * 1e9), 0)
         if not state["suspended"] and not resumed:
             self._account.absent(absent, "controller")
+            self.absent = absent / 1e9
         self._account.stops("controller")
 
     def _advance(self) -> None:

@@ -29,12 +29,19 @@ class GangError(RuntimeError):
 
     ``lost``: ranks that died. ``outside``: the cause is not in the job, such as a frozen process or a store
     that does not answer or is full. ``host``: of the ranks that failed, if they are all in one pod.
+    ``since``: time of the first sign of the fault, None if it is unknown.
     """
 
     def __init__(
-        self, message: str, lost: list[int], outside: bool = False, host: RankHost | None = None
+        self,
+        message: str,
+        lost: list[int],
+        outside: bool = False,
+        host: RankHost | None = None,
+        since: float | None = None,
     ) -> None:
         super().__init__(message)
+        self.since = since
         self.lost = lost
         self.outside = outside or bool(lost)
         self.host = host
@@ -75,6 +82,8 @@ class WorkerGroup:
         self._order.sort(key=lambda index: (hosts[index].address, index))
         self.hosts = [hosts[index] for index in self._order]
         self.ranks: list[RankInfo] = []
+        self._died_at: float | None = None
+        processes.died.add_done_callback(self._note_death)
         self._leaving: Future[RankHost] = Future()
         processes.leaving.add_done_callback(self._note_leaving)
 
@@ -104,7 +113,11 @@ class WorkerGroup:
         names = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in lost[:4])
         more = f" and {len(lost) - 4} more ranks" if len(lost) > 4 else ""
         return GangError(
-            f"the processes of {names}{more} have ended", lost, outside=True, host=self._one_host(lost)
+            f"the processes of {names}{more} have ended",
+            lost,
+            outside=True,
+            host=self._one_host(lost),
+            since=self._died_at,
         )
 
     def start(self, config: dict[str, Any]) -> None:
@@ -180,6 +193,9 @@ class WorkerGroup:
         """End every rank. Some may be gone already."""
         self._processes.kill()
 
+    def _note_death(self, _died: "Future[None]") -> None:
+        self._died_at = self._clock.now()
+
     def _note_leaving(self, process: "Future[int]") -> None:
         self._leaving.set_result(self.hosts[self._order.index(process.result())])
 
@@ -207,9 +223,11 @@ class WorkerGroup:
 
     def _failed(self, method: str, failure: Exception, calls: dict[Any, int]) -> GangError:
         """Return the error that names what a rank raised. ``calls``: call -> rank."""
-        lost, outside = self._lost(), bool(store_problem(failure))
+        since = self._clock.now() if self._died_at is None else self._died_at
+        lost = self._lost()  # takes the seconds in which a death is noticed
+        outside = bool(store_problem(failure))
         failed = lost or ([] if outside else self._raised(calls))
-        return GangError(f"{method}: {one_line(failure)}", lost, outside, self._one_host(failed))
+        return GangError(f"{method}: {one_line(failure)}", lost, outside, self._one_host(failed), since)
 
     def _raised(self, calls: dict[Any, int]) -> list[int]:
         """Return the ranks whose calls have failed; none if only some of the ranks were called."""
@@ -221,6 +239,7 @@ class WorkerGroup:
 
     def _hanging(self, method: str, stands: Standstill) -> GangError:
         """Return the error that names the stuck ranks; only now are stacks asked for."""
+        since = self._clock.now() - stands.seconds
         positions: list[Position | None] = self._ask_all("position")
         for rank in stands.silent:
             positions[rank] = None
@@ -229,7 +248,8 @@ class WorkerGroup:
         hosts = [str(host) for host in self.hosts]
         text = f"{method}: no progress in {stands.seconds:.0f} s: {report(positions, hosts)}"
         lost = self._lost()
-        return GangError(text, lost, caused_outside(positions), self._one_host(lost or stands.silent))
+        host = self._one_host(lost or stands.silent)
+        return GangError(text, lost, caused_outside(positions), host, since)
 
     def _one_host(self, ranks: Sequence[int]) -> RankHost | None:
         """Return the host of the ranks if they are in one pod, and other ranks are elsewhere."""

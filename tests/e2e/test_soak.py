@@ -1,0 +1,88 @@
+"""Random faults for minutes: the steps are those of a calm run, bit for bit, and the time that was lost."""
+
+import os
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.report import load
+from grpo_devcluster.results import record_from_test
+from support.faults import report, step_of, until, wait_step
+from support.jobs import Start
+from support.runs import assert_same_steps, ledger, recoveries
+from support.soak import KINDS, Soak
+
+MINUTES = float(os.environ.get("GRPO_SOAK_MINUTES", "6"))
+SEED = int(os.environ.get("GRPO_SOAK_SEED", "1"))
+MANY = 100_000  # steps: the time ends the runs
+LOST = ("idle", "replayed")
+STARTED = 1500.0  # seconds until a job has made two steps, on a machine that does other work too
+RECOVERED = 900.0  # seconds from the last fault until a step that was never finished before is finished
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(int(MINUTES * 60 * 3 + 3600))]
+
+
+def _start(start: Start, name: str) -> JobView:
+    store = {"path": "/var/lib/grpo-devcluster/data"}
+    memory = {"store": store, "everySteps": 5, "memory": {"everySteps": 1}}
+    policy = {"backoffSeconds": 1}
+    sync = {"timeoutSeconds": 20}
+    job = start(name, steps=MANY, checkpoint=memory, restartPolicy=policy, weightSync=sync)
+    wait_step(job, 2, STARTED)
+    return job
+
+
+def _gpu_seconds(job: JobView) -> tuple[float, float]:
+    """Return all GPU seconds of the run, and those that were neither idle nor repeated."""
+    seconds = until("a report", lambda: report(job)["gpuSeconds"], 60)
+    return float(sum(seconds.values())), float(sum(v for use, v in seconds.items() if use not in LOST))
+
+
+def test_random_faults_change_no_bit(start: Start) -> None:
+    job = _start(start, "soak")
+    soak, began = Soak(job, SEED), time.monotonic()
+    first, before = step_of(job), _gpu_seconds(job)
+    soak.run(MINUTES * 60)
+    last = until("the furthest step", lambda: max(step_of(job), 0), RECOVERED)
+    wait_step(job, last + 1, RECOVERED)
+    wall, after, steps = time.monotonic() - began, _gpu_seconds(job), step_of(job)
+    status, store = job.status(), job.store()
+    assert status["restarts"]["job"] == 0, "a fault was taken for an error of the job"
+    found = load(store)
+    records = [record for record in found if record["step"] <= steps - 1]  # the last may still be written
+    mine, repaired = ledger(store, len(records)), recoveries(store)
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+    calm, seconds = _calm(start, len(records))
+    assert_same_steps(records, calm[0])
+    assert mine == calm[1], "other samples"
+    assert soak.faults and repaired, "no fault has ended an attempt"
+    gpus = 4  # two ranks and two engines, of which each counts as one
+    figures = {
+        "soak_minutes": round(wall / 60, 1),
+        "soak_faults": len(soak.faults),
+        "soak_fault_kinds": len(soak.counts()),
+        "soak_steps": steps - first,
+        "soak_step_seconds": round(seconds, 2),
+        "ettr_soak_pct": round(100 * (after[1] - before[1]) / (gpus * wall), 1),
+        "soak_speed_pct": round(100 * (steps - first) * seconds / wall, 1),
+        "recovery_seconds_p50": round(statistics.median(one["seconds"] for one in repaired), 1),
+        "recovery_seconds_max": round(max(one["seconds"] for one in repaired), 1),
+    }
+    print(figures, soak.counts(), soak.missed, repaired, flush=True)
+    record_from_test("reliability", figures)
+    assert abs((after[0] - before[0]) / (gpus * wall) - 1) < 0.1, "the account of GPU time has a gap"
+    assert len(soak.faults) >= min(MINUTES / 3, len(KINDS)), "too few steps for the share of faults"
+
+
+def _calm(start: Start, steps: int) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], float]:
+    """Return records and ledger of the first steps of a calm run, and the median seconds of its steps."""
+    job = _start(start, "calm")
+    wait_step(job, steps + 1, 600 + MINUTES * 120)
+    records = [record for record in load(job.store()) if record["step"] <= steps]
+    lines = ledger(job.store(), steps)
+    assert not recoveries(job.store()) and report(job)["restarts"] == {"job": 0, "infrastructure": 0}
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+    return (records, lines), statistics.median(record["timing_s/step"] for record in records)

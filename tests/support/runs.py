@@ -1,0 +1,31 @@
+"""Comparison of a disturbed run with a calm one of the same manifest and seed."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SAME = ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights")
+
+
+def assert_same_steps(records: Sequence[dict[str, Any]], calm: Sequence[dict[str, Any]]) -> None:
+    """Assert that losses, gradient norms, scores and weights of all steps are the same, bit for bit."""
+    for mine, theirs in zip(records, calm, strict=True):
+        for key in SAME:
+            assert mine[key] == theirs[key], f"step {mine['step']}: {key}"
+
+
+def ledger(store: Path, steps: int) -> list[dict[str, Any]]:
+    """Return what the first steps were trained on, without the attempt and the engine, each sample once."""
+    lines = [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+    entries = [entry for entry in lines if entry["step"] <= steps]
+    assert max(Counter(entry["uid"] for entry in entries).values()) == 1
+    kept = [{k: v for k, v in entry.items() if k not in ("attempt", "engine")} for entry in entries]
+    return sorted(kept, key=lambda entry: str(entry["uid"]))
+
+
+def recoveries(store: Path) -> list[dict[str, Any]]:
+    """Return the recoveries of a run, the oldest first."""
+    file = store / "recoveries.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
