@@ -15,7 +15,8 @@ import pytest
 from support.job_outcome import outcome
 from support.ray_cluster import SLOW_START, RayCluster
 
-pytestmark = pytest.mark.slow  # three jobs with real ranks: four minutes on a quiet machine
+# Three jobs with real ranks, and the nodes of Ray, which start one after the other.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
 STEPS, AWAY = 24, 6
 CONTROLLER, *NODES = (f"127.0.0.{number}" for number in range(11, 16))
