@@ -23,6 +23,7 @@ from support.loop_world import World
 from support.objects import job
 
 RANKS = 2
+_STARTS = 8
 
 
 class RealRanks(World):
@@ -51,6 +52,23 @@ class RealRanks(World):
         return gang
 
 
+def _start_ray() -> None:
+    """Start Ray, whose raylet gives up on a busy machine, as a pod's shell does: again and again."""
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(
+                address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
+                log_to_driver=False,
+            )  # fmt: skip
+        except Exception:  # Ray raises nothing more special
+            if not left:
+                raise
+            logging.exception("Ray did not start")
+            ray.shutdown()
+        else:
+            return
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
     parser = argparse.ArgumentParser()
@@ -63,10 +81,7 @@ def main() -> None:
         address, node = args.cluster
         ray.init(address=address, _node_ip_address=node, log_to_driver=False)
     else:
-        ray.init(
-            address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
-            log_to_driver=False,
-        )  # fmt: skip
+        _start_ray()
     world = RealRanks(args.folder, args.steps, args.store)
     world.departure.listen()
     try:
