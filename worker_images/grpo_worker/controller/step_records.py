@@ -93,4 +93,5 @@ class StepRecords:
             self._writer.truncate(step - 1)
         self._preliminary = step if pushed is None else None
         self._writer.write(step, metrics | result.metrics, weights=result.digests, wall_time=wall_time)
-        log.info("%s", step_line(step, metrics))
+        if pushed is not None:
+            log.info("%s", step_line(step, metrics))

@@ -197,6 +197,6 @@ def test_an_agent_that_refuses_is_named_and_nothing_counts_as_lost(
     key.write_text("of the namespace")
     monkeypatch.setenv(FILE, str(key))
     assert next(fetch([reference], [1], whole_record))[1] is not None, "with the key"
-    monkeypatch.setattr("grpo_worker.roles.expert_store.headers", dict)
+    monkeypatch.setattr("grpo_worker.roles.expert_store.pair_headers", dict)
     with pytest.raises(ExpertsError, match="refuses to send routed experts: HTTP 401"):
         list(fetch([reference], [1], whole_record))
