@@ -31,7 +31,7 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("trainer.miniBatchSize", 5, ["must be a multiple of trainer.miniBatchSize"]),
         ("data.promptLength", 4000, ["must fit in rollout.template.engine.contextLength"]),
         ("rollout.template.minAvailable", 9, ["minAvailable must not exceed replicas"]),
-        ("checkpoint.store", {}, ["exactly one of path and pvc"]),
+        ("checkpoint.store", {}, ["exactly one of path, pvc and uri"]),
         ("reward", {}, ["set function, builtin, url or model"]),
         ("staleness", {"partialRollouts": True}, ["partialRollouts needs maxVersionLag 1"]),
         ("observability", {"thresholds": [{"metric": "x"}]}, ["set minimum or maximum"]),
@@ -114,6 +114,8 @@ def test_the_names_that_users_type(api: Api, tiny: dict[str, Any], fake_nodes: A
     tiny["spec"]["suspend"] = True
     assert api.apply(tiny).returncode == 0
     header = api.ok("get", "grpo").splitlines()[0].split()
-    assert header == ["NAME", "PHASE", "STEP", "WEIGHTS", "REWARD", "TRAIN", "ROLLOUT", "RESTARTS", "AGE"]
+    assert header == [
+        "NAME", "PHASE", "REASON", "STEP", "ETA", "WEIGHTS", "REWARD", "TRAIN", "ROLLOUT", "RESTARTS", "AGE"
+    ]  # fmt: skip
     until("the pool exists", lambda: "tiny-moe-rollout" in api.ok("get", "rpool"))
     assert "Message" in api.ok("describe", "grpojob", "tiny-moe")

@@ -12,7 +12,7 @@ from kubernetes.client import ApiException
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.client import AsyncGRPOClient, GRPOClient, JobFailedError
-from support.api_server import WHOLE, Api, running, until
+from support.api_server import WHOLE, Api, lose_controller, running, until
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def test_a_job_is_created_followed_and_waited_for(
     with pytest.raises(TimeoutError, match="tiny-moe is Starting, not Succeeded"):
         grpo.wait("tiny-moe", seconds=1)
     grpo.suspend("tiny-moe")
+    lose_controller(api, "tiny-moe")  # KWOK's pods answer nothing
     grpo.wait("tiny-moe", "Suspended", seconds=60)
     with pytest.raises(LookupError, match="/store/default-tiny-moe-"):
         grpo.metrics("tiny-moe")
@@ -45,6 +46,7 @@ def test_a_job_is_created_followed_and_waited_for(
     follower = threading.Thread(target=lambda: phases.extend(job.phase for job in grpo.follow("tiny-moe")))
     follower.start()
     time.sleep(1)
+    api.ok("uncordon", "fake-0", "fake-1")
     grpo.resume("tiny-moe")
     until("all pods run again", lambda: running(api) == WHOLE, 60)
     _end(api, "tiny-moe", phase="Succeeded", step=spec.total_steps)
@@ -65,7 +67,7 @@ def test_what_cannot_run_is_an_error_with_the_operators_message(
         grpo.get("nobody")
     tiny["spec"]["trainer"]["resources"] = {"cpu": "400", "memory": "64Gi"}
     grpo.create("tiny-moe", tiny["spec"])
-    with pytest.raises(JobFailedError, match=r"tiny-moe is Invalid: .*cpu") as caught:
+    with pytest.raises(JobFailedError, match=r"tiny-moe is Invalid: .*400.05 CPU") as caught:
         grpo.wait("tiny-moe", seconds=60)
     assert caught.value.job.status.reason == "Infeasible"
     with pytest.raises(ValueError, match="its phase is Invalid"):

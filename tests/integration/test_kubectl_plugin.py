@@ -11,7 +11,7 @@ import pytest
 
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.paths import KUBECONFIG
-from support.api_server import WHOLE, Api, running, until
+from support.api_server import WHOLE, Api, lose_controller, running, until
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_a_job_is_looked_at_suspended_resumed_and_forked(
     found = json.loads(_ok(plugin, "status", "-A", "-o", "json"))
     assert [item["metadata"]["name"] for item in found["items"]] == ["tiny-moe"]
     _ok(plugin, "suspend", "tiny-moe")
+    lose_controller(api, "tiny-moe")  # KWOK's pods answer nothing
     until("Suspended", lambda: "Suspended" in _ok(plugin, "status"), 60)
+    api.ok("uncordon", "fake-0", "fake-1")
     _ok(plugin, "resume", "tiny-moe")
     until("all pods run again", lambda: running(api) == WHOLE, 60)
     _ok(plugin, "fork", "tiny-moe", "second", "--step", "7", "--set", "trainer.optimizer.lr=5e-7")
@@ -79,9 +81,7 @@ def test_errors_name_what_is_wrong_and_leave_everything_as_it_is(
 def test_doctor_finds_what_a_cluster_lacks(api: Api, plugin: Path, fake_nodes: Any) -> None:
     fake_nodes(2)
     done = _grpo(plugin, "doctor")
-    found = {
-        line.split(":")[0].split("  ")[1]: line.split("  ")[0].strip() for line in done.stdout.splitlines()
-    }
+    found = {line[6:].split(":")[0]: line[:4].strip() for line in done.stdout.splitlines()}
     # The operator and KubeRay run as processes of this machine here, without Deployments.
     assert found == {
         "API server": "ok", "CRDs": "ok", "KubeRay": "FAIL", "operator": "FAIL", "your rights": "ok",

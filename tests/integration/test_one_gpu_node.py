@@ -44,7 +44,14 @@ def _running(api: Api) -> list[dict[str, Any]]:
 )
 def test_all_pods_of_a_first_job_run(api: Api, node: None, file: Path) -> None:
     assert api.apply(yaml.safe_load(file.read_text())).returncode == 0
-    pools = ["controller", "head", "rollout", "trainer"]
+    manifest = yaml.safe_load(file.read_text())
+    engines = manifest["spec"]["rollout"]["template"].get("replicas", 1)
+    pools = [
+        "controller",
+        "head",
+        *["rollout"] * engines,
+        *["trainer"] * manifest["spec"]["trainer"]["nodes"],
+    ]
     until("all pods run", partial(_has_pools, api, pools), 120)
     used = [_gpus_of(pod) for pod in _running(api)]
     assert sum(used) == _gpus(file), "each GPU is requested once"

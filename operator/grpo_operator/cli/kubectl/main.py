@@ -38,29 +38,30 @@ _LAST_EVENTS = 8
 def _options(
     context: typer.Context,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="default: the context's")] = "",
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="with status")] = False,
     kube_context: Annotated[str, typer.Option("--context", help="context of the kubeconfig")] = "",
     kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="path of the kubeconfig")] = "",
     program: Annotated[str, typer.Option("--kubectl", envvar="KUBECTL", hidden=True)] = "kubectl",
 ) -> None:
     given = {"--namespace": namespace, "--context": kube_context, "--kubeconfig": kubeconfig}
-    options = [f"{name}={value}" for name, value in given.items() if value]
-    context.obj = Cluster((*options, *(["--all-namespaces"] if all_namespaces else [])), program)
+    context.obj = Cluster(tuple(f"{name}={value}" for name, value in given.items() if value), program)
 
 
 @app.command()
 def status(
     context: typer.Context,
     job: Annotated[str | None, typer.Argument(help="name of the GRPOJob; all if not given")] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="jobs of all namespaces")
+    ] = False,
     output: Format = "text",
 ) -> None:
     """Show all jobs, or one job with its engines and events."""
     cluster: Cluster = context.obj
     with _errors():
         if job is None:
-            jobs = cluster.items("grpojobs.rl.grpo.dev")
+            jobs = cluster.items("grpojobs.rl.grpo.dev", *(["--all-namespaces"] if everywhere else []))
             if not _show({"items": jobs}, output):
-                _print(jobs_table(jobs))
+                _print(jobs_table(jobs, everywhere))
             return
         found = cluster.job(job)
         if _show(found, output):

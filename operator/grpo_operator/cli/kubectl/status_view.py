@@ -12,15 +12,16 @@ _ENGINE_COLUMNS = ("ENGINE", "STATE", "WEIGHTS", "RESTARTS", "MESSAGE")
 _JOB_COLUMNS = ("NAME", "PHASE", "REASON", "STEP", "ETA", "REWARD", "TRAIN", "ROLLOUT", "MESSAGE")
 
 
-def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
-    """Return a line for each job."""
-    table = _table(_JOB_COLUMNS)
+def jobs_table(jobs: Iterable[dict[str, Any]], namespaces: bool = False) -> Table:
+    """Return a line for each job. ``namespaces``: with its namespace."""
+    table = _table(("NAMESPACE",) * namespaces + _JOB_COLUMNS)
     for job in jobs:
         status = _status(job)
         phase = str(status.get("phase", ""))
         cells = [status.get(key, "") for key in ("reason", "progress", "eta", "rewardMean")]
         pools = [status.get(key, "") for key in ("trainReady", "rolloutReady")]
-        table.add_row(job["metadata"]["name"], _phase(phase), *cells, *pools, message_of(status))
+        names = (job["metadata"]["namespace"],) * namespaces + (job["metadata"]["name"],)
+        table.add_row(*names, _phase(phase), *cells, *pools, message_of(status))
     return table
 
 

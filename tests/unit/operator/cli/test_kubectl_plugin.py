@@ -49,6 +49,7 @@ def test_all_jobs_are_shown_with_what_they_wait_for() -> None:
     lines = _text(jobs_table([refused, job()])).splitlines()
     assert "Invalid" in lines[1] and "Infeasible" in lines[1] and "spec.trainer.nodes=64: add" in lines[1]
     assert lines[2].split() == ["tiny-moe"], "a job that the operator has not seen yet"
+    assert _text(jobs_table([job()], namespaces=True)).splitlines()[1].split() == ["default", "tiny-moe"]
 
 
 def test_a_fork_starts_from_the_checkpoint_with_the_given_values() -> None:
@@ -98,7 +99,7 @@ def test_a_job_is_resumed_by_what_its_phase_needs() -> None:
 
 def test_options_of_kubectl_may_follow_the_command() -> None:
     given = ["status", "a", "-n", "rl", "--context=dev", "-o", "json", "-A"]
-    assert hoisted(given) == ["-n", "rl", "--context=dev", "-A", "status", "a", "-o", "json"]
+    assert hoisted(given) == ["-n", "rl", "--context=dev", "status", "a", "-o", "json", "-A"]
     assert hoisted(["profile", "a", "--", "-n"]) == ["profile", "a", "--", "-n"]
     assert hoisted(["status", "-n"]) == ["-n", "status"]
 
