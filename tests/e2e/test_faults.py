@@ -86,7 +86,7 @@ def test_users_read_metrics_status_and_logs_of_the_job(job: JobView) -> None:
     assert list(frame.index[:8]) == list(range(1, 9))
     assert list(frame["actor/loss"][:8]) == [record["actor/loss"] for record in written[:8]]
     assert "step 8: reward" in _grpo("logs", job.name, "--tail=-1")
-    assert _grpo("metrics", job.name, "loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
+    assert _grpo("metrics", job.name, "actor/loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
     shown = _grpo("status", job.name)
     assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
 

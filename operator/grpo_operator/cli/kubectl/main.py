@@ -236,9 +236,14 @@ def _show(content: dict[str, Any], output: str) -> bool:
 
 
 def _print(what: Any) -> None:
+    if sys.stdout.isatty():
+        Console().print(what)
+        return
     # Without a terminal lines are not folded, so that they can be searched.
-    console = Console() if sys.stdout.isatty() else Console(width=1000, no_color=True)
-    console.print(what)
+    console = Console(width=4096, no_color=True)
+    with console.capture() as captured:
+        console.print(what)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def _lines(status: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         ),
     )
     yield "weights", _joined(status.get("weights"), _labelled("over", status.get("weightPath")))
-    yield "layout", str((status.get("layout") or {}).get("reason", "")).split(":")[0]
+    yield "layout", _layout(status.get("layout") or {})
     checkpoint = status.get("lastCheckpoint")
     yield "checkpoint", f"step {checkpoint['step']} in {checkpoint['location']}" if checkpoint else ""
     yield "restarts", _restarts(status)
@@ -96,6 +96,11 @@ def _lines(status: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         yield "sick node", str(node)
     for profile in status.get("profiles") or []:
         yield "profile", _joined(profile.get("state"), *(profile.get("files") or []))
+
+
+def _layout(layout: dict[str, Any]) -> str:
+    sizes = {"TP": "tensor", "PP": "pipeline", "CP": "context", "EP": "expert", "DP": "data"}
+    return " ".join(f"{short}{layout[name]}" for short, name in sizes.items() if name in layout)
 
 
 def _restarts(status: dict[str, Any]) -> str:

@@ -36,7 +36,16 @@ def _with_status(**values: Any) -> dict[str, Any]:
 def test_a_job_is_shown_with_progress_engines_and_events() -> None:
     engines = [{"name": "engine-0", "state": "SERVING", "weightVersion": 7, "restarts": 2}]
     text = _text(job_view(_with_status(step_seconds=60.0), engines, ["now  grpojob/tiny-moe  Training: go"]))
-    for line in ("phase", "Training", "7/120", "eta 1h53m", "train 2/2, rollout 2/2", "v7", "1 by the infra"):
+    for line in (
+        "phase",
+        "Training",
+        "7/120",
+        "eta 1h53m",
+        "train 2/2, rollout 2/2",
+        "v7",
+        "1 by the infra",
+        "TP2 PP1 CP1 EP2 DP1",
+    ):
         assert line in text
     assert "engine-0" in text and "SERVING" in text and "grpojob/tiny-moe  Training: go" in text
     assert "straggler" not in text, "what does not exist has no line"
