@@ -1,4 +1,4 @@
-"""What a job has computed, to compare runs bit by bit."""
+"""Results of a job, to compare runs bit by bit."""
 
 import json
 from pathlib import Path

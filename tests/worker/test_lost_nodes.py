@@ -84,7 +84,7 @@ def _cluster(folder: Path, *nodes: int) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a job computes that nobody disturbs."""
+    """Return the results of a job that nobody disturbs."""
     folder = tmp_path_factory.mktemp("calm")
     with _cluster(folder, 2) as ray, _job(folder, ray.address, CONTROLLER) as process:
         assert _last_line(process) == SUCCEEDED

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import GRPOJobStatus, Phase
+from grpo_operator.client.conditions import message_of
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED)
 
@@ -52,6 +53,4 @@ class Job:
     @property
     def message(self) -> str:
         """Return the message of the condition that matters most now, or ""."""
-        true = {c.type: c.message for c in self.status.conditions if c.status == "True"}
-        kinds = ("Failed", "Stalled", "Degraded", "Reconciling", "Progressing")
-        return next((true[kind] for kind in kinds if true.get(kind)), "")
+        return message_of(self.manifest.get("status") or {})

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts
+from grpo_worker.common.files import write_text
 from grpo_worker.common.known_fields import known
 from grpo_worker.common.store_path import (
     Place,
@@ -31,7 +32,6 @@ from grpo_worker.common.store_path import (
     remove_tree,
     rename,
     uploads_below,
-    write_whole,
 )
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def commit(root: StorePath, step: int, origin: Origin) -> None:
         "digests": {name: _digest(path / name) for name in files if not name.endswith(STATE)},
     }
     check = partial(attempts.check, root.parent, origin.attempt)
-    write_whole(path / MARKER, json.dumps(marker), check)
+    write_text(path / MARKER, json.dumps(marker), f".{MARKER}", check)
 
 
 def newest_sound(root: StorePath, model: str) -> "StorePath | None":

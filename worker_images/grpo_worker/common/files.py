@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,19 +10,25 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
-def write_text(path: "Path | UPath", text: str, suffix: str = ".tmp") -> None:
-    """Write ``path`` atomically, by renaming a temporary file with ``suffix``, its own for each writer.
+def write_text(
+    path: "Path | UPath", text: str, draft: str | None = None, check: Callable[[], None] = lambda: None
+) -> None:
+    """Write ``path`` so that a reader finds all of the text or what was there before.
 
-    An object of an object store is replaced in one request.
+    A file is renamed from a temporary one, an object of an object store replaced in one request. ``draft``:
+    name of the temporary file, its own for each writer; default: that of ``path`` with the suffix ``.tmp``.
+    ``check``: called right before the file appears; it stays away if this raises an error.
     """
     if not isinstance(path, Path):
+        check()
         path.fs.pipe_file(path.path, text.encode())
         return
-    temporary = path.with_suffix(suffix)
+    temporary = path.with_name(draft) if draft else path.with_suffix(".tmp")
     with temporary.open("w") as handle:
         handle.write(text)
         handle.flush()
         os.fsync(handle.fileno())
+    check()
     rename(temporary, path)
 
 

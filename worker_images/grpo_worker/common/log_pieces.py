@@ -4,7 +4,8 @@ import json
 import re
 from threading import RLock
 
-from grpo_worker.common.store_path import StorePath, children, remove_file, write_whole
+from grpo_worker.common.files import write_text
+from grpo_worker.common.store_path import StorePath, children, remove_file
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})\.jsonl")
 
@@ -30,7 +31,7 @@ class LogPieces:
 
     def add(self, first: int, last: int, lines: bytes) -> None:
         """Add the records of the steps ``first`` to ``last``."""
-        write_whole(self._place(first, last), lines.decode())
+        write_text(self._place(first, last), lines.decode())
         self._last = last
 
     def truncate(self, step: int) -> None:
@@ -47,7 +48,7 @@ class LogPieces:
         """Write the records up to ``step`` of a piece that has later ones as well."""
         lines = self._place(first, last).read_text().splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line)["step"] <= step]
-        write_whole(self._place(first, step), "".join(kept))
+        write_text(self._place(first, step), "".join(kept))
 
     def _steps(self) -> list[tuple[int, int]]:
         found = (_NAME.fullmatch(name) for name in sorted(children(self._folder)))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
-from grpo_worker.common import files
 from grpo_worker.common.store_problems import answers_not
 
 if TYPE_CHECKING:
@@ -62,24 +61,6 @@ class JobFolder:
     def pieces(self) -> "StorePath | None":
         """Return where the logs are kept in pieces; None if they are kept as they are."""
         return None if self.store == self.disk else self.store
-
-
-def write_whole(path: StorePath, text: str, check: Callable[[], None] = lambda: None) -> None:
-    """Write a file so that a reader finds all of it or what was there before, also after a power failure.
-
-    ``check``: called right before the file appears; it stays away if this raises an error.
-    """
-    if not isinstance(path, Path):
-        check()
-        path.fs.pipe_file(path.path, text.encode())
-        return
-    draft = path.with_name(f".{path.name}")
-    with draft.open("w") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    check()
-    files.rename(draft, path)
 
 
 def has_file(path: StorePath) -> bool:

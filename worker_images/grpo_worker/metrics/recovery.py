@@ -8,7 +8,7 @@ from prometheus_client import Histogram
 
 
 class Part(StrEnum):
-    """What a recovery does.
+    """Part of a recovery.
 
     DETECT: the fault is not reported yet. STOP: the gang ends. START: back-off, missing pods, start of the
     ranks. LOAD: state of the ranks, and its weights for the engines. REPLAY: steps until the one that the

@@ -30,7 +30,7 @@ _PLACES = {
 
 
 class LogTarget(NamedTuple):
-    """Where a part of a job runs: ``pool``: value of the pods' label. ``container``: its name there."""
+    """Pods and container of a part of a job. ``pool``: value of the pods' label."""
 
     pool: str
     container: str

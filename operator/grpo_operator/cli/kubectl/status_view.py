@@ -7,6 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from grpo_operator.client.conditions import message_of
+
 _BAD = ("Invalid", "Failed", "Recovering")
 _ENGINE_COLUMNS = ("ENGINE", "STATE", "WEIGHTS", "RESTARTS", "MESSAGE")
 _JOB_COLUMNS = ("NAME", "PHASE", "REASON", "STEP", "ETA", "REWARD", "TRAIN", "ROLLOUT", "MESSAGE")
@@ -41,15 +43,6 @@ def job_view(job: dict[str, Any], engines: Iterable[dict[str, Any]], events: Ite
 
 
 _ENGINE_KEYS = ("name", "state", "weightVersion", "restarts", "message")
-
-
-def message_of(status: dict[str, Any]) -> str:
-    """Return the message of the condition that matters most now, or ""."""
-    found = {c["type"]: c for c in status.get("conditions") or [] if c.get("status") == "True"}
-    for kind in ("Failed", "Stalled", "Degraded", "Reconciling", "Progressing"):
-        if found.get(kind, {}).get("message"):
-            return str(found[kind]["message"])
-    return ""
 
 
 def _summary(name: str, status: dict[str, Any]) -> Table:

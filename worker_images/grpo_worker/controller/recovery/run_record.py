@@ -64,12 +64,13 @@ class RunRecord:
 
     def save(self) -> None:
         """Write the record to the store, from any thread. Raises SupersededError."""
+        draft = f"{self.path.stem}.{self.owner}.tmp"
         with _SAVING:
             for left in reversed(range(_TRIES)):
                 self.check()
                 saved = {key: value for key, value in asdict(self).items() if key not in _OWN}
                 try:
-                    write_text(self.path, json.dumps(saved.pop("others") | saved), f".{self.owner}.tmp")
+                    write_text(self.path, json.dumps(saved.pop("others") | saved), draft)
                     return
                 except FileNotFoundError:
                     # Another controller that began an attempt at this moment has removed the draft. If its
