@@ -15,7 +15,7 @@ from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import pair_headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.patient_http import UNLIMITED, patient_transport
-from grpo_worker.common.service_addresses import addresses_of
+from grpo_worker.common.service_addresses import ServiceAddresses
 from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.rollout.routing import EngineEntry, EngineTable, entry_of
 from grpo_worker.rollout.sync_retries import SyncRetries
@@ -63,7 +63,7 @@ class RolloutPool:
         self.fp8 = fp8
         self.size = size
         self.attempt = 0  # of the job; agents refuse attempts older than the latest they have seen
-        self._service = service
+        self._service = ServiceAddresses(service, AGENT_PORT)
         self._writer = writer
         self._min_available = min_available
         self._target: Target | None = None
@@ -300,4 +300,4 @@ class RolloutPool:
             return None
 
     def _addresses(self) -> list[str]:
-        return addresses_of(self._service, AGENT_PORT)
+        return self._service()
