@@ -66,9 +66,10 @@ slow:  ## tests that take minutes and rarely break
 	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow
 
 SOAK_MINUTES ?= 60
-soak:  ## random faults on a tenth of the steps for SOAK_MINUTES, then a calm run; adds to benchmarks/results/reliability.json
+SOAK_PROMPTS ?= 192
+soak:  ## random faults on a tenth of the steps for SOAK_MINUTES, then as many calm steps; adds to benchmarks/results/reliability.json
 	$(DEV) prepare
-	GRPO_RECORD=1 GRPO_SOAK_MINUTES=$(SOAK_MINUTES) $(PYTEST) tests/e2e/test_soak.py -v -s
+	GRPO_RECORD=1 GRPO_SOAK_MINUTES=$(SOAK_MINUTES) GRPO_SOAK_PROMPTS=$(SOAK_PROMPTS) $(PYTEST) tests/e2e/test_soak.py -v -s
 
 rehearse: env  ## a step of 512 GPUs on virtual time, and short ones of all manifests; writes benchmarks/results/rehearsal.json
 	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark
