@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks sbom env clean
+.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs dashboards image-locks sbom env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -141,6 +141,9 @@ megatron-fields: env  ## generate the table of Megatron-Core's fields from the i
 
 docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.reference docs/reference
+
+dashboards: env  ## generate the chart's Grafana dashboards
+	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.dashboards helm/grpo-operator/files/dashboards
 
 image-locks: env  ## generate images/*.txt, the images' packages, from uv.lock and images/bases.yaml
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.image_locks
