@@ -105,6 +105,10 @@ def key_secret(owner: dict[str, Any]) -> str:
     return f"{writer(owner)}-key"
 
 
+# Prints samples in the pod of a controller.
+SAMPLES_PROGRAM = ("python3", "-m", "grpo_worker.controller.show_samples")
+
+
 def job_store(namespace: str, writer: str) -> str:
     """Return the folder of a job in its store. ``writer``: identity of the job.
 

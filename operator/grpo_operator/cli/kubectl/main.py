@@ -13,13 +13,15 @@ import typer
 import yaml
 from rich.console import Console
 
-from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, job_store, rollout_pool, writer
+from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, SAMPLES_PROGRAM, rollout_pool
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 from grpo_operator.cli.kubectl.doctor import findings
 from grpo_operator.cli.kubectl.global_options import hoisted
+from grpo_operator.cli.kubectl.job_files import JobFiles
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
+from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
 from grpo_operator.client.fork_manifest import fork as fork_manifest
 from grpo_operator.client.fork_manifest import parsed
@@ -108,17 +110,31 @@ def metrics(
     """Show metrics of the last steps of a job that runs."""
     cluster: Cluster = context.obj
     with _errors():
-        found = cluster.job(job)
-        folder = job_store(found["metadata"]["namespace"], writer(found))
-        pods = cluster.items("pods", "-l", f"rl.grpo.dev/job={job},rl.grpo.dev/pool=controller")
-        running = [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
-        if not running:
-            raise KubectlError(f"{job} has no running controller: its metrics are in {folder} of the store")
-        file = f"{folder}/metrics.jsonl"
-        text = cluster.text("exec", running[0], "-c", "controller", "--", "tail", "-n", str(last), file)
-        steps = [json.loads(line) for line in text.splitlines()]
+        files = JobFiles.of(cluster, job, "metrics")
+        steps = files.lines("tail", "-n", str(last), f"{files.folder}/metrics.jsonl")
         if not _show({"items": steps}, output):
             _print(metrics_table(steps, names or []))
+
+
+@app.command()
+def samples(
+    context: typer.Context,
+    job: Job,
+    step: Annotated[int | None, typer.Option(help="default: the last step that has samples")] = None,
+    prompt: Annotated[int | None, typer.Option(help="index of a prompt: only its answers")] = None,
+    order: Annotated[str, typer.Option(help="column, smallest first; -COLUMN: largest first")] = "",
+    limit: Annotated[int, typer.Option(help="number of samples", min=1)] = 8,
+    tokens: Annotated[bool, typer.Option(help="with the ids and log-probabilities of tokens")] = False,
+    output: Format = "text",
+) -> None:
+    """Show prompts, answers and scores of a step of a job that runs."""
+    given = {"--step": step, "--prompt": prompt, "--order": order or None, "--limit": limit}
+    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    with _errors():
+        files = JobFiles.of(context.obj, job, "samples")
+        found = files.lines(*SAMPLES_PROGRAM, *options, *(["--tokens"] if tokens else []))
+        if not _show({"items": found}, output):
+            typer.echo("\n".join(sample_lines(found)))
 
 
 @app.command()
