@@ -66,6 +66,11 @@ class Authority:
         )
         return self._signed(builder)
 
+    def is_of(self, trusted: str) -> bool:
+        """Return whether certificates (PEM) of ``trusted`` are of this CA."""
+        found = x509.load_pem_x509_certificates(trusted.encode())
+        return all(certificate.subject == self._subject() for certificate in found)
+
     def _key(self) -> ec.EllipticCurvePrivateKey:
         return _key_of(self.master, "tls/ca")
 

@@ -75,6 +75,15 @@ def tls_config(master: str, owner: dict[str, Any], spec: TlsSpec, now: float) ->
     }
 
 
+def is_of_another_master(seen: dict[str, Any] | None, master: str, owner: dict[str, Any]) -> bool:
+    """Return whether a ConfigMap of ``tls_config`` was made with another master key than ``master``."""
+    trusted = ((seen or {}).get("data") or {}).get(TRUSTED)
+    try:
+        return trusted is not None and not Authority(master, names.owner_of(owner).namespace).is_of(trusted)
+    except ValueError:  # a user has changed it
+        return False
+
+
 def _public(authority: Authority, owner: dict[str, Any], spec: TlsSpec, now: float) -> dict[str, str]:
     if spec.ca_bundle is not None:
         return {TRUSTED: spec.ca_bundle}
