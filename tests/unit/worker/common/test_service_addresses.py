@@ -9,7 +9,6 @@ from grpo_worker.common.service_addresses import ServiceAddresses
 
 Answer = list[Any] | socket.gaierror
 V4 = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 9000)) for address in ("10.0.0.2", "10.0.0.1")]
-V6 = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 9000, 0, 0))]
 
 
 class Dns:
@@ -29,14 +28,6 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Dns:
     stand_in = Dns()
     monkeypatch.setattr(socket, "getaddrinfo", stand_in)
     return stand_in
-
-
-def test_addresses_of_one_family_are_returned_in_order(dns: Dns) -> None:
-    addresses = ServiceAddresses("engines.default.svc", 9000)
-    dns.answer = V6
-    assert addresses() == ["fd00::1"]
-    dns.answer = V6 + V4
-    assert addresses() == ["10.0.0.1", "10.0.0.2"]
 
 
 @pytest.mark.parametrize("error", [socket.EAI_AGAIN, socket.EAI_FAIL])
