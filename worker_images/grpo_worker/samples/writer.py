@@ -20,6 +20,7 @@ from grpo_worker.samples.table import SCHEMA, Decode, StepSamples, tables
 log = logging.getLogger(__name__)
 FOLDER = "samples"
 _SUFFIX = ".parquet"
+_REPEATED = ["step", "attempt", "time", "prompt", "dropped", "version", "engine"]  # columns of few values
 
 
 class SampleWriter:
@@ -90,7 +91,7 @@ class SampleWriter:
 
     def _write(self, samples: StepSamples) -> None:
         self._draft.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(self._draft, SCHEMA, compression="zstd") as file:
+        with pq.ParquetWriter(self._draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as file:
             for table in tables(samples, self._decode, self._spec.prompts):
                 file.write_table(table)
         with self._draft.open("rb") as handle:

@@ -11,6 +11,7 @@ from grpo_operator.cli.kubectl import events
 from grpo_operator.cli.kubectl.global_options import hoisted
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
+from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
 from grpo_operator.client.fork_manifest import fork, parsed
 from grpo_operator.client.resumption import resumption
@@ -142,6 +143,32 @@ def test_metrics_are_chosen_by_parts_of_their_names() -> None:
         "step", "critic/score/mean", "actor/loss", "1", "0.5123", "2", "2", "1.5"
     ]  # fmt: skip
     assert _text(metrics_table(steps, ["loss"])).split() == ["step", "actor/loss", "1", "2", "2", "1.5"]
+
+
+def test_samples_are_shown_below_their_prompts() -> None:
+    sample = {
+        "step": 7, "prompt_index": 3, "prompt": "gcd?\nof 4 and 6", "uid": "3.0", "answer": "2", "score": 1.0,
+        "advantage": 0.70711, "log_prob_gap_mean": 0.00012345, "version": 6, "engine": "e-0", "dropped": None,
+    }  # fmt: skip
+    other = sample | {"uid": "3.1", "answer": "", "score": None, "advantage": None, "dropped": "equal scores"}
+    refused = sample | {
+        "prompt_index": 4,
+        "prompt": "long",
+        "uid": None,
+        "answer": None,
+        "dropped": "too long",
+    }
+    assert list(sample_lines([sample, other, refused])) == [
+        "PROMPT 3 of step 7",
+        "    gcd?",
+        "    of 4 and 6",
+        "ANSWER 3.0, score 1, advantage 0.7071, log-prob gap 0.0001234, version 6, engine e-0",
+        "    2",
+        "ANSWER 3.1, log-prob gap 0.0001234, version 6, engine e-0, not trained on: equal scores",
+        "PROMPT 4 of step 7",
+        "    long",
+        "NO ANSWER: too long",
+    ]
 
 
 def test_logs_are_those_of_the_container_of_the_part() -> None:
