@@ -3,17 +3,23 @@
 One job has all faults, one after the other; its steps are compared with those of a calm one.
 """
 
+import base64
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from grpo_devcluster import addons, processes
 from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import install_operator
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import load
+from grpo_operator.api.keys import Epochs, token
+from grpo_operator.api.names import AGENT_PORT, EPOCH, EPOCH_SECRET, KEY, key_secret
 from support.faults import kill_container, report, step_of, uids, until, wait_step
 from support.images import unavailable
 from support.jobs import Start
@@ -24,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 MANY = 100_000  # steps: the last test ends the runs
 EVERY = 5  # steps from checkpoint to checkpoint
 NOTICED, RECOVERED = 120.0, 400.0  # seconds until a loss is counted, and from then to two new steps
+OVERLAP = 150.0  # seconds of keys.overlapSeconds; 300 by default
 AWAY = 20.0  # seconds that a part stays away after the job has needed it
 
 
@@ -42,8 +49,12 @@ def store(kubeconfig: Path) -> Iterator[UnsteadyStore]:
 
 
 @pytest.fixture(scope="module")
-def job(start: Start, store: UnsteadyStore) -> JobView:
-    return _begin(start, "outages", store)
+def job(kubeconfig: Path, chart_values: dict[str, Any], start: Start, store: UnsteadyStore) -> JobView:
+    """A job whose tokens are being replaced, through all of its faults."""
+    install_operator(kubeconfig, chart_values | {"keys": {"overlapSeconds": OVERLAP}})
+    job = _begin(start, "outages", store)
+    job.kubectl("annotate", "secret", EPOCH_SECRET, "rl.grpo.dev/rotate=e2e")
+    return job
 
 
 @pytest.mark.fault(
@@ -165,6 +176,31 @@ def test_a_rank_is_killed_while_the_store_is_stale(job: JobView, store: Unsteady
     _new_steps(job, finished)
 
 
+@pytest.mark.fault(
+    row="key-rotation",
+    point="all tokens are replaced during the updates of all steps, and through all other faults of the job",
+    witness="the epoch in the Secret has changed; the old token is answered with 401",
+    bound="the old token ends within 360 s (the overlap is 150); no call was refused before",
+    compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, at the end of "
+    "the run",
+)
+def test_all_tokens_were_replaced_meanwhile(job: JobView) -> None:
+    until("the old token has ended", lambda: _epochs(job).settled(time.time()), 2 * OVERLAP + 60)
+    wait_step(job, step_of(job) + 2, 120)
+    epochs = _epochs(job)
+    assert epochs.previous is not None
+    key = _secret(job, key_secret(job.get()))[KEY]
+    url = f"http://{job.pods('rollout')[0]['status']['podIP']}:{AGENT_PORT}/v1/versions"
+    answers = [
+        httpx.get(url, headers={"authorization": f"Bearer {token(key, epoch)}"}).status_code
+        for epoch in (epochs.previous, epochs.newest)
+    ]
+    assert answers == [401, 200]
+    for pod, container in (("controller", "controller"), ("trainer", "agent"), ("rollout", "agent")):
+        for found in job.pods(pod):
+            assert "401 Unauthorized" not in job.kubectl("logs", found["metadata"]["name"], "-c", container)
+
+
 def test_the_steps_are_those_of_a_calm_run(job: JobView, start: Start, store: UnsteadyStore) -> None:
     status = job.status()
     assert status["restarts"]["job"] == 0, "an outage was taken for an error of the job"
@@ -179,6 +215,15 @@ def test_the_steps_are_those_of_a_calm_run(job: JobView, start: Start, store: Un
     calm.kubectl("delete", "grpojob", calm.name, "--cascade=foreground")
     assert_same_steps(mine, theirs[0])
     assert samples == theirs[1]
+
+
+def _epochs(job: JobView) -> Epochs:
+    return Epochs.read(_secret(job, EPOCH_SECRET)[EPOCH])
+
+
+def _secret(job: JobView, name: str) -> dict[str, str]:
+    data = json.loads(job.kubectl("get", "secret", name, "-o", "json"))["data"]
+    return {key: base64.b64decode(value).decode() for key, value in data.items()}
 
 
 def _outcome(job: JobView, last: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
