@@ -3,25 +3,34 @@
     GRPO_TEST_FAULTS=FOLDER python faulty_job.py STORE STEPS
 
 FOLDER has the faults, see at_points. It gets their witnesses, ``ends.jsonl`` (when and why each attempt
-ended) and ``restores.jsonl`` (when and from which step each began).
+ended), ``restores.jsonl`` (when and from which step each began) and ``stragglers.jsonl`` (the ranks that were
+named after a step).
 """
 
-import json
 import os
+import subprocess
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from grpo_worker.checkpointing.store import STATE, complete
 from grpo_worker.controller.loop import GrpoLoop
-from grpo_worker.controller.recovery.attempt_end import Failure
-from grpo_worker.controller.training.gang import Restored, TrainerGang
+from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from support import at_points
+from support.at_points import note
 from support.clocks import FakeClock
 from support.departing_job import RealRanks, main
+from support.loop_notes import note_attempts
+from support.slow_process import slowed
 
+STRAGGLERS = {"factor": 2.0, "steps": 3}
+PAUSED_STEPS = 4
+FULL_STEPS, READ_ONLY_SECONDS = 6, 20.0  # of the store of checkpoints
 HANG_SECONDS = 60  # a start, with its imports, must make progress within it on a busy machine
 
 
@@ -39,29 +48,25 @@ class FaultyRanks(RealRanks):
     """A job whose ranks die."""
 
     def __init__(self, disk: Path, steps: int, store: dict[str, str] | None) -> None:
-        super().__init__(disk, steps, store, restartPolicy={"backoffSeconds": 1, "hangSeconds": HANG_SECONDS})
+        policy = {"backoffSeconds": 1, "hangSeconds": HANG_SECONDS, "stragglers": STRAGGLERS}
+        super().__init__(disk, steps, store, restartPolicy=policy)
         self.clock = RealTime()
         self.before_generation = lambda version: self._kill(at_points.GENERATION, version + 1)
-        one_step, end_attempt, resume = GrpoLoop._one_step, GrpoLoop._end_attempt, GrpoLoop._resume
+        note_attempts()
+        one_step = GrpoLoop._one_step
 
         def watched_step(loop: GrpoLoop) -> None:
             self._kill(at_points.BETWEEN, loop._step + 1)
             if at_points.pending(at_points.TRUNCATED, loop._step + 1):
                 _truncate(Path(list(complete(self.store / "checkpoints").values())[-1]))
                 self._kill(at_points.TRUNCATED, loop._step + 1)
-            one_step(loop)
-
-        def watched_end(loop: GrpoLoop, failure: Failure) -> None:
-            _note("ends", step=loop._step, message=failure.message)
-            end_attempt(loop, failure)
-
-        def watched_resume(loop: GrpoLoop, restored: Restored) -> None:
-            _note("restores", step=restored.step)
-            resume(loop, restored)
+            self._harm_store(loop._step + 1)
+            with self._paused(loop._step + 1):
+                one_step(loop)
+            if named := loop._training.watch.stragglers:
+                note("stragglers", step=loop._step, ranks=[one.rank for one in named])
 
         GrpoLoop._one_step = watched_step  # type: ignore[method-assign, assignment]
-        GrpoLoop._resume = watched_resume  # type: ignore[method-assign, assignment]
-        GrpoLoop._end_attempt = watched_end  # type: ignore[method-assign, assignment]
 
     def gang(self, hf: dict[str, Any]) -> TrainerGang:
         def group(pool: Any) -> WorkerGroup:
@@ -75,10 +80,51 @@ class FaultyRanks(RealRanks):
         for fault in at_points.pending(point, step):
             at_points.kill(fault, self.trainers.processes()[fault.rank]["pid"])
 
+    def _harm_store(self, step: int) -> None:
+        """Fill the file system of the checkpoints, or let nobody write to it, and mend it later."""
+        folder = self.store / "checkpoints"
+        filler = folder / "of-others"
+        for fault in at_points.pending(at_points.FULL, step):
+            at_points.fire(fault, os.getpid())
+            with suppress(OSError), filler.open("wb") as file:
+                while True:
+                    file.write(bytes(1 << 20))
+        if filler.exists() and step >= FULL_STEPS + min(
+            fault.step for fault in at_points.faults() if fault.point == at_points.FULL
+        ):
+            filler.unlink()
+            note("room", step=step)
+        for fault in at_points.pending(at_points.READ_ONLY, step):
+            at_points.fire(fault, os.getpid())
+            _remount(folder, "ro")
+            threading.Timer(READ_ONLY_SECONDS, _mend, [folder]).start()
 
-def _note(name: str, **line: Any) -> None:
-    with (Path(os.environ[at_points.FOLDER]) / f"{name}.jsonl").open("a") as file:
-        file.write(json.dumps({"at": time.time()} | line) + "\n")
+    @contextmanager
+    def _paused(self, step: int) -> Iterator[None]:
+        """Stop a rank for the most time of a step, if there is such a fault in it or shortly before."""
+        faults = [f for first in range(step - PAUSED_STEPS + 1, step + 1) for f in self._pauses(first)]
+        if not faults:
+            yield
+            return
+        pid = self.trainers.processes()[faults[0].rank]["pid"]
+        with slowed(pid, stopped=0.2, going=0.05) as pauses:
+            yield
+        note("pauses", step=step, seen=pauses.seen)
+        at_points.fire(faults[0], pid)  # each step: its witness is that of the last one
+
+    def _pauses(self, step: int) -> list[at_points.Fault]:
+        return [
+            fault for fault in at_points.faults() if (fault.point, fault.step) == (at_points.PAUSES, step)
+        ]
+
+
+def _remount(folder: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True)
+
+
+def _mend(folder: Path) -> None:
+    _remount(folder, "rw")
+    note("writable")
 
 
 def _truncate(checkpoint: Path) -> None:

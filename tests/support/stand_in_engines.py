@@ -55,8 +55,15 @@ class StandInEngine:
     requests: list[dict[str, Any]] = field(default_factory=list)
     forgets: set[int] = field(default_factory=set)  # numbers of requests that it forgets after a token
     aborts: set[int] = field(default_factory=set)  # ends the request with this number early, once
+    _load: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> dict[str, Any]:
+        """Return the load that the scheduler reported last; one that is silent reports none."""
+        if not self.silent:
+            self._load = self._own_load()
+        return self._load
+
+    def _own_load(self) -> dict[str, Any]:
         return {
             "dp_rank": 0,
             "num_running_reqs": self.running,

@@ -1,10 +1,11 @@
-"""One engine for all tests of the worker level: its start takes most of a minute."""
+"""What several modules of the worker level share, because its start takes most of a minute."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.disturbed_job import Run, run_with
 from support.engine_server import Server
 from support.late_engine import UNPADDED, publish_model
 
@@ -23,3 +24,11 @@ def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version in (1, 2):
         publish_model(root, version, UNPADDED)
     return root
+
+
+@pytest.fixture(scope="session")
+def undisturbed_job(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the job of the tests that inject faults into ranks, without any fault."""
+    run = run_with(tmp_path_factory.mktemp("undisturbed"), [])
+    assert not run.ends and not run.recoveries
+    return run

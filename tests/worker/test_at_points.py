@@ -1,13 +1,7 @@
-"""Real ranks that die or hang at named points: nothing is lost, and no bit of any step changes.
+"""Real ranks that die at named points: nothing is lost, and no bit of any step changes.
 
 One job has all faults, one after the other; it is compared with one that has none.
 """
-
-import json
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,26 +10,17 @@ from support.at_points import (
     BACKWARD,
     BEFORE_MARKER,
     BETWEEN,
-    FOLDER,
     FORWARD,
-    FROZEN,
     GENERATION,
-    HANG,
     LOAD,
     OPTIMIZER,
     TRUNCATED,
     UPDATE,
     Fault,
-    write_faults,
 )
-from support.departing import finish, start
-from support.faulty_job import HANG_SECONDS
-from support.job_outcome import outcome
+from support.disturbed_job import Run, run_with, survived
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # fourteen starts of two ranks
-STEPS = 16  # checkpoints are due after each fourth
-# Seconds on two cores that run everything. A death that only the watch for hangs notices takes longer.
-DETECTION, HANG_DETECTION, RECOVERY = 15.0, HANG_SECONDS + 45.0, 300.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # twelve starts of two ranks
 FAULTS = [
     Fault(BETWEEN, 2, 1),
     Fault(GENERATION, 3, 0),
@@ -47,68 +32,21 @@ FAULTS = [
     Fault(AFTER_MARKER, 8, 0),  # a step or two later
     Fault(TRUNCATED, 12, 1),
     Fault(UPDATE, 13, 1),
-    Fault(HANG, 14, 0),
-    Fault(FROZEN, 15, 1),
 ]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished job. ``ends``: when and why its attempts ended."""
-
-    ledger: list[Any]
-    losses: list[Any]
-    weights: list[Any]
-    folder: Path
-
-    @property
-    def ends(self) -> list[dict[str, Any]]:
-        return _lines(self.folder / "faults" / "ends.jsonl")
-
-    @property
-    def recoveries(self) -> list[dict[str, Any]]:
-        return _lines(self.folder / "job" / "recoveries.jsonl")
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
-def _run(folder: Path, faults: list[Fault]) -> Run:
-    write_faults(folder / "faults", faults)
-    process = start(folder, STEPS, None, "faulty_job", **{FOLDER: str(folder / "faults")})
-    assert finish(process) == f"Succeeded {STEPS}: {STEPS} steps done"
-    ledger, losses, _ = outcome(folder)
-    weights = [step["weights"] for step in _lines(folder / "job" / "metrics.jsonl")]
-    return Run(ledger, losses, weights, folder)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = _run(tmp_path_factory.mktemp("undisturbed"), [])
-    assert not run.ends and not run.recoveries
-    return run
 
 
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return _run(tmp_path_factory.mktemp("disturbed"), FAULTS)
+    return run_with(tmp_path_factory.mktemp("disturbed"), FAULTS)
 
 
-def _survived(point: str, disturbed: Run, undisturbed: Run) -> None:
-    """Assert that the fault fired, was noticed and overcome in time, and changed no bit of any step."""
+def _fault(point: str) -> Fault:
     (fault,) = [fault for fault in FAULTS if fault.point == point]
-    witness = json.loads((disturbed.folder / "faults" / fault.witness).read_text())
-    end = next(end for end in disturbed.ends if end["at"] >= witness["at"])
-    assert str(witness["pid"]) in end["message"] or f"rank {fault.rank} " in end["message"], end
-    stands = point in (HANG, FROZEN)
-    assert end["at"] - witness["at"] <= (HANG_DETECTION if stands else DETECTION)
-    ended = [(datetime.fromisoformat(r["at"]).timestamp() + 1, r) for r in disturbed.recoveries]
-    recovery = next(recovery for at, recovery in ended if at >= end["at"])
-    assert recovery["seconds"] <= RECOVERY, recovery
-    assert disturbed.ledger == undisturbed.ledger, "the same samples, each once"
-    assert disturbed.losses == undisturbed.losses
-    assert disturbed.weights == undisturbed.weights and len(disturbed.weights) == STEPS
+    return fault
+
+
+def _survived(point: str, disturbed: Run, undisturbed: Run) -> str:
+    return survived(_fault(point), disturbed, undisturbed)
 
 
 @pytest.mark.fault(
@@ -118,8 +56,8 @@ def _survived(point: str, disturbed: Run, undisturbed: Run) -> None:
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_between_two_steps(disturbed: Run, undisturbed: Run) -> None:
-    _survived(BETWEEN, disturbed, undisturbed)
+def test_a_rank_dies_between_two_steps(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(BETWEEN, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -129,8 +67,8 @@ def test_a_rank_dies_between_two_steps(disturbed: Run, undisturbed: Run) -> None
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_while_samples_are_generated(disturbed: Run, undisturbed: Run) -> None:
-    _survived(GENERATION, disturbed, undisturbed)
+def test_a_rank_dies_while_samples_are_generated(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(GENERATION, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -140,8 +78,8 @@ def test_a_rank_dies_while_samples_are_generated(disturbed: Run, undisturbed: Ru
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_in_a_forward_pass(disturbed: Run, undisturbed: Run) -> None:
-    _survived(FORWARD, disturbed, undisturbed)
+def test_a_rank_dies_in_a_forward_pass(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(FORWARD, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -151,8 +89,8 @@ def test_a_rank_dies_in_a_forward_pass(disturbed: Run, undisturbed: Run) -> None
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_in_a_backward_pass(disturbed: Run, undisturbed: Run) -> None:
-    _survived(BACKWARD, disturbed, undisturbed)
+def test_a_rank_dies_in_a_backward_pass(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(BACKWARD, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -164,9 +102,9 @@ def test_a_rank_dies_in_a_backward_pass(disturbed: Run, undisturbed: Run) -> Non
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
 def test_a_rank_dies_in_the_optimizer_when_only_its_own_weights_are_new(
-    disturbed: Run, undisturbed: Run
+    disturbed: Run, undisturbed_job: Run
 ) -> None:
-    _survived(OPTIMIZER, disturbed, undisturbed)
+    _survived(OPTIMIZER, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -176,8 +114,8 @@ def test_a_rank_dies_in_the_optimizer_when_only_its_own_weights_are_new(
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_before_the_marker_of_a_checkpoint(disturbed: Run, undisturbed: Run) -> None:
-    _survived(BEFORE_MARKER, disturbed, undisturbed)
+def test_a_rank_dies_before_the_marker_of_a_checkpoint(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(BEFORE_MARKER, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -187,8 +125,8 @@ def test_a_rank_dies_before_the_marker_of_a_checkpoint(disturbed: Run, undisturb
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_after_the_marker_of_a_checkpoint(disturbed: Run, undisturbed: Run) -> None:
-    _survived(AFTER_MARKER, disturbed, undisturbed)
+def test_a_rank_dies_after_the_marker_of_a_checkpoint(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(AFTER_MARKER, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -199,8 +137,8 @@ def test_a_rank_dies_after_the_marker_of_a_checkpoint(disturbed: Run, undisturbe
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
     partial="engines are stand-ins",
 )
-def test_a_rank_dies_in_the_middle_of_a_weight_update(disturbed: Run, undisturbed: Run) -> None:
-    _survived(UPDATE, disturbed, undisturbed)
+def test_a_rank_dies_in_the_middle_of_a_weight_update(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(UPDATE, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -210,8 +148,8 @@ def test_a_rank_dies_in_the_middle_of_a_weight_update(disturbed: Run, undisturbe
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_while_the_gang_loads_after_another_death(disturbed: Run, undisturbed: Run) -> None:
-    _survived(LOAD, disturbed, undisturbed)
+def test_a_rank_dies_while_the_gang_loads_after_another_death(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(LOAD, disturbed, undisturbed_job)
 
 
 @pytest.mark.fault(
@@ -221,38 +159,11 @@ def test_a_rank_dies_while_the_gang_loads_after_another_death(disturbed: Run, un
     bound="noticed in 15 s, interrupted step finished in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
-def test_a_rank_dies_when_the_newest_checkpoint_is_truncated(disturbed: Run, undisturbed: Run) -> None:
-    _survived(TRUNCATED, disturbed, undisturbed)
-    (fault,) = [fault for fault in FAULTS if fault.point == TRUNCATED]
-    fired = json.loads((disturbed.folder / "faults" / fault.witness).read_text())["at"]
-    restored = [r["step"] for r in _lines(disturbed.folder / "faults" / "restores.jsonl") if r["at"] > fired]
+def test_a_rank_dies_when_the_newest_checkpoint_is_truncated(disturbed: Run, undisturbed_job: Run) -> None:
+    _survived(TRUNCATED, disturbed, undisturbed_job)
+    fired = disturbed.witness(_fault(TRUNCATED))["at"]
+    restored = [r["step"] for r in disturbed.notes("restores") if r["at"] > fired]
     assert restored[0] == 4, "the checkpoint of step 8 was used"
-
-
-@pytest.mark.fault(
-    row="4",
-    point="a rank never returns in the forward pass",
-    witness="file written right before the signal; the end of the attempt names rank or process",
-    bound="noticed in 105 s (hangSeconds 60), interrupted step finished in 300 s",
-    compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
-    partial="no lock of Python, no GPU that spins, no NCCL",
-)
-def test_a_rank_hangs_in_a_forward_pass(disturbed: Run, undisturbed: Run) -> None:
-    _survived(HANG, disturbed, undisturbed)
-    assert any("read_a_lost_disk" in end["message"] for end in disturbed.ends), "its line is not named"
-
-
-@pytest.mark.fault(
-    row="4",
-    point="SIGSTOP of a rank in the forward pass",
-    witness="file written right before the signal; the end of the attempt names rank or process",
-    bound="noticed in 105 s (hangSeconds 60), interrupted step finished in 300 s",
-    compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
-    partial="no lock of Python, no GPU that spins, no NCCL",
-)
-def test_a_rank_freezes_in_a_forward_pass(disturbed: Run, undisturbed: Run) -> None:
-    _survived(FROZEN, disturbed, undisturbed)
-    assert any("does not respond" in end["message"] for end in disturbed.ends)
 
 
 def test_every_fault_ended_one_attempt(disturbed: Run) -> None:

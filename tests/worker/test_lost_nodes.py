@@ -19,6 +19,7 @@ from support.ray_cluster import SLOW_START, RayCluster
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
 STEPS, AWAY = 24, 6
+TAKEN_OVER = 240.0  # seconds on two cores that run everything: notice, start elsewhere, finish the step
 CONTROLLER, *NODES = (f"127.0.0.{number}" for number in range(11, 16))
 SUCCEEDED = f"Succeeded {STEPS}: {STEPS} steps done"
 
@@ -91,6 +92,13 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return outcome(folder)
 
 
+@pytest.mark.fault(
+    row="ray-head",
+    point="SIGKILL of all processes of Ray's head during a step",
+    witness="names of the killed processes; the port is closed",
+    bound="steps end within 6 s without a head; no attempt ends",
+    compared="all steps and the ledger of an undisturbed run, bitwise",
+)
 def test_ranks_outlive_a_head_whose_state_is_in_redis(tmp_path: Path, calm: Any) -> None:
     with _cluster(tmp_path, 2) as ray, _job(tmp_path, ray.address, CONTROLLER) as process:
         _await_update(process, 8)
@@ -105,6 +113,14 @@ def test_ranks_outlive_a_head_whose_state_is_in_redis(tmp_path: Path, calm: Any)
     assert outcome(tmp_path) == calm
 
 
+@pytest.mark.fault(
+    row="5",
+    point="SIGKILL of all processes of a rank's node during an update, twice",
+    witness="names of the killed processes; both restarts are counted",
+    bound="next step in 240 s",
+    compared="all steps and the ledger of an undisturbed run, bitwise",
+    partial="connections are closed, as the loss of power does not",
+)
 def test_a_spare_node_takes_over_from_a_lost_one(tmp_path: Path, calm: Any) -> None:
     """Kill a node of a rank, with a spare one; then the next, without, and start another at once."""
     with _cluster(tmp_path, 1, 1, 1) as ray, _job(tmp_path, ray.address, CONTROLLER) as process:
@@ -118,6 +134,7 @@ def test_a_spare_node_takes_over_from_a_lost_one(tmp_path: Path, calm: Any) -> N
             _await_update(process, step + 1)
             seconds.append(round(time.monotonic() - started, 1))
         assert _last_line(process) == SUCCEEDED
+    assert max(seconds) <= TAKEN_OVER
     record = _record(tmp_path)
     assert (record["attempt"], record["infrastructure_restarts"], record["job_restarts"]) == (3, 2, 0)
     assert outcome(tmp_path) == calm

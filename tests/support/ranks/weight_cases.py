@@ -42,6 +42,7 @@ def send_versions(
     flips_at: int = 0,
     holds_at: int = 0,
     backend: str = "gloo",
+    engine_ranks: int = 1,
 ) -> list[str]:
     """Train, export and transfer directly to one engine, ``versions`` times.
 
@@ -61,7 +62,8 @@ def send_versions(
     place = [links.listen([name], False) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
-    offer = LinkOffer(name, "gang", "127.0.0.1", place[0], world, 1, 1, Backend(backend), bucket, 1, False)
+    port, by = place[0], Backend(backend)
+    offer = LinkOffer(name, "gang", "127.0.0.1", port, world, engine_ranks, 1, by, bucket, 1, False)
     if rank == 0:
         _put(Path(root) / "offer", json.dumps(offer.to_json()))
     errors = [links.open(offer)]

@@ -115,7 +115,8 @@ class Dispatcher:
     def moved(self, lease: Lease) -> None:
         """Note tokens of a request. They end a suspicion that came from the answer to another request."""
         name = lease.entry.name
-        lease.moved = self._active[name].moved = _now()
+        lease.moved = _now()
+        self._active[name].moves(lease.moved)
         if name in self._doubted:
             entry, reason = self._doubted.pop(name)
             if entry.life == lease.entry.life:
@@ -161,7 +162,12 @@ class Dispatcher:
 
     def serving(self, version: int) -> set[str]:
         """Return the engines on which a sample of ``version`` may run."""
-        return {entry.name for entry in self._table.serving(version, self._newer)}
+        return {entry.name for entry in self._usable(version)}
+
+    def _usable(self, version: int) -> list[EngineEntry]:
+        """Return the engines that serve ``version``, without those that were silent and still are."""
+        entries = self._table.serving(version, self._newer)
+        return [e for e in entries if e.name not in self._active or self._active[e.name].usable(e)]
 
     def _end_trial(self, lease: Lease) -> None:
         if lease.trial:
@@ -171,7 +177,7 @@ class Dispatcher:
     def _dispatch(self) -> None:
         for version in sorted(self._queues):
             queue, put_back = self._queues[version], []
-            entries = {e.name: e for e in self._table.serving(version, self._newer)}
+            entries = {e.name: e for e in self._usable(version)}
             if not entries or entries.keys() - self._active.keys():
                 continue  # the first requests are spread when the load of all engines is known
             names = entries.keys()
@@ -244,7 +250,7 @@ class Dispatcher:
         active = self._active.setdefault(entry.name, Activity(moved=_now()))
         if loads is not None:
             if loads != active.loads:
-                active.moved = _now()
+                active.moves(_now())
             active.loads = loads
             self._placement.report(entry.name, loads)
         self._dispatch()
@@ -265,6 +271,7 @@ class Dispatcher:
                 reason = f"no token for {self._hang:.0f} s from any of {len(late)} requests"
                 self._problem(f"{name}: {reason}")
                 if name in entries and entries[name].state is EngineState.SERVING:  # else it is updated
+                    active.silent = entries[name]
                     self._table.suspect(name, reason)
             for lease in late:
                 if lease.scope is not None:
@@ -275,7 +282,7 @@ class Dispatcher:
         now = _now()
         self._unserved = {v: since for v, since in self._unserved.items() if v in self._queues}
         for version in list(self._queues):
-            if self._table.serving(version, self._newer):
+            if self._usable(version):
                 self._unserved.pop(version, None)
                 continue
             since = self._unserved.setdefault(version, now)

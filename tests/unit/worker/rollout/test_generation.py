@@ -122,6 +122,27 @@ def test_a_silent_engine_is_named_and_its_samples_go_on(world: Worlds) -> None:
     assert pair.loop.time() < 10 + HANG + 2000 * 0.05 + 20
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["still silent", "moves again"])
+def test_an_engine_that_is_silent_gets_no_request_although_its_agent_sees_nothing(
+    world: Worlds, back: bool
+) -> None:
+    """An agent that calls its scheduler only for updates reports SERVING all the time."""
+    pair = world(2, n=2, tokens=2000)
+    engine, asked = pair.engines["engine-0"], prompts(8)
+    pair.at(10.0, lambda: setattr(engine, "silent", True))
+    for second in range(1, 4000, 7):
+        pair.at(float(second), lambda: pair.table.update(pair.entry("engine-0")))
+    sent: list[int] = []
+    pair.at(10 + HANG + 5, lambda: sent.append(len(engine.requests)))
+    if back:
+        pair.at(10 + HANG + 10, lambda: setattr(engine, "silent", False))
+    later: list[Future[list[Sample]]] = []
+    pair.at(10 + HANG + 20, lambda: later.append(pair.client.submit(prompts(9)[8], 1)))
+    assert_undisturbed(pair.generate(asked), asked, 2, 2000)
+    assert len(later[0].result(120)) == 2
+    assert (len(engine.requests) > sent[0]) is back
+
+
 def test_a_request_that_its_engine_lost_goes_on(world: Worlds) -> None:
     """The engine generates others, so that it is not silent."""
     one = world(1, n=2, tokens=100_000, max_running=8)
