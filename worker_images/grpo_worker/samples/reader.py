@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -25,8 +26,9 @@ def samples(
     if wanted not in names:
         first, last = step_of(names[0]), step_of(names[-1])
         raise LookupError(f"there are no samples of step {step}: there are some of steps {first} to {last}")
-    with (folder / FOLDER / wanted).open("rb") as file:
-        table = pq.read_table(file)
+    # Threads of pyarrow that still run when the interpreter ends can abort the process.
+    data = pa.BufferReader((folder / FOLDER / wanted).read_bytes())
+    table = pq.ParquetFile(data, pre_buffer=False).read(use_threads=False)
     if prompt is not None:
         table = table.filter(pc.equal(table["prompt_index"], prompt))
     if order:
