@@ -1,0 +1,109 @@
+"""A GRPOJob manifest from a configuration of another framework, and a report of what became of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_operator.api.base import API_VERSION, LONGEST_NAME
+from grpo_operator.api.errors import describe
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.convert.choices import Choices
+from grpo_operator.convert.draft import Draft
+from grpo_operator.convert.errors import ConvertError
+from grpo_operator.convert.fields.finish import finish
+from grpo_operator.convert.nemo_rl.fill import fill as fill_nemo_rl
+from grpo_operator.convert.reading.readers import read
+from grpo_operator.convert.reading.source import Framework
+from grpo_operator.convert.slime.fill import fill as fill_slime
+from grpo_operator.convert.verl.fill import fill as fill_verl
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
+
+_FILL = {Framework.VERL: fill_verl, Framework.SLIME: fill_slime, Framework.NEMO_RL: fill_nemo_rl}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A manifest, and what became of the source's options, a line each."""
+
+    manifest: dict[str, Any]
+    taken: tuple[str, ...]
+    chosen: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def convert(
+    framework: Framework,
+    texts: Sequence[str],
+    choices: Choices,
+    given: Mapping[str, str],
+    strict: bool = False,
+) -> Conversion:
+    """Convert a configuration: ``texts`` are what it inherits from, in order, and itself.
+
+    ``given``: values of variables that it does not set. ``strict``: refuse every option without counterpart.
+    Raises ConvertError with a line for each reason.
+    """
+    source = read(framework, texts, given)
+    draft = Draft()
+    _FILL[framework](draft, source)
+    draft.missing += source.notes
+    finish(draft, choices)
+    errors = [*draft.errors, *(draft.missing if strict else ())]
+    if errors:
+        raise ConvertError("\n".join(dict.fromkeys(errors)))
+    spec = _checked(draft)
+    name = _name(choices.name or str(draft.fact("name", "")), draft)
+    manifest = {"apiVersion": API_VERSION, "kind": "GRPOJob", "metadata": {"name": name}, "spec": spec}
+    return Conversion(manifest, tuple(draft.taken), tuple(draft.chosen), tuple(draft.missing))
+
+
+def _checked(draft: Draft) -> dict[str, Any]:
+    """Return the spec if the API and the planner accept it. Raises ConvertError.
+
+    Where the planner refuses only the source's layout, it chooses another, which trains the same.
+    """
+    body = draft.spec()
+    try:
+        return _planned(body)
+    except RefusedError as error:
+        trainer = body["trainer"] | {"parallelism": {"auto": True}}
+        if "architecture" not in body["model"] or trainer == body["trainer"]:
+            raise ConvertError(f"the planner refuses the job: {error}") from error
+        draft.chosen.append(f"trainer.parallelism.auto: true: the source's sizes do not fit: {error}")
+        return _with_layout(body | {"trainer": trainer}, error)
+
+
+def _with_layout(body: dict[str, Any], first: RefusedError) -> dict[str, Any]:
+    try:
+        return _planned(body)
+    except ConvertError:
+        raise ConvertError(f"the planner refuses the job: {first}") from first
+    except RefusedError as error:
+        text = f"the planner refuses the job: {error}: see --nodes, --rollout-nodes and --gpu-type"
+        raise ConvertError(text) from error
+
+
+def _planned(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, in the order of the reference. Raises ConvertError or RefusedError."""
+    try:
+        spec = GRPOJobSpec.model_validate(body)
+    except ValidationError as error:
+        raise ConvertError(f"the job would not be accepted: {describe(error)}") from error
+    assert spec.rollout.template is not None
+    resolve(spec, spec.rollout.template)
+    order = [field.alias for field in GRPOJobSpec.model_fields.values()]
+    return dict(sorted(body.items(), key=lambda item: order.index(item[0])))
+
+
+def _name(given: str, draft: Draft) -> str:
+    """Return a name that Kubernetes accepts."""
+    known = "" if "$" in given else given
+    model = str(draft.fields.get("model.path", "job")).rsplit("/", 1)[-1]
+    name = re.sub(r"[^a-z0-9]+", "-", (known or model).lower()).strip("-")[:LONGEST_NAME].strip("-")
+    name = name if name[:1].isalpha() else f"grpo-{name}"[:LONGEST_NAME].strip("-")
+    if not known:
+        draft.chosen.append(f"metadata.name: {name}: the source has no name that is known: add --name NAME")
+    return name
