@@ -53,6 +53,7 @@ def convert(
     finish(draft, choices)
     errors = [*draft.errors, *(draft.missing if strict else ())]
     if errors:
+        errors += source.notes  # options that were not read may be what is missing
         raise ConvertError("\n".join(dict.fromkeys(errors)))
     spec = _checked(draft)
     name = _name(choices.name or str(draft.fact("name", "")), draft)
@@ -63,37 +64,37 @@ def convert(
 def _checked(draft: Draft) -> dict[str, Any]:
     """Return the spec if the API and the planner accept it. Raises ConvertError.
 
-    Where the planner refuses only the source's layout, it chooses another, which trains the same.
+    Where only the source's layout is refused, the planner chooses another, which trains the same.
     """
     body = draft.spec()
     try:
         return _planned(body)
-    except RefusedError as error:
+    except ConvertError as error:
         trainer = body["trainer"] | {"parallelism": {"auto": True}}
         if "architecture" not in body["model"] or trainer == body["trainer"]:
-            raise ConvertError(f"the planner refuses the job: {error}") from error
-        draft.chosen.append(f"trainer.parallelism.auto: true: the source's sizes do not fit: {error}")
-        return _with_layout(body | {"trainer": trainer}, error)
-
-
-def _with_layout(body: dict[str, Any], first: RefusedError) -> dict[str, Any]:
+            raise
+        refused = error
     try:
-        return _planned(body)
-    except ConvertError:
-        raise ConvertError(f"the planner refuses the job: {first}") from first
-    except RefusedError as error:
-        text = f"the planner refuses the job: {error}: see --nodes, --rollout-nodes and --gpu-type"
-        raise ConvertError(text) from error
+        planned = _planned(body | {"trainer": trainer})
+    except ConvertError as error:
+        # The first error is about what the source says, unless it was the layout.
+        raise (error if "parallelism" in str(refused) else refused) from refused
+    draft.chosen.append(f"trainer.parallelism.auto: true: the source's sizes do not fit: {refused}")
+    return planned
 
 
 def _planned(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec, in the order of the reference. Raises ConvertError or RefusedError."""
+    """Return the spec, in the order of the reference. Raises ConvertError."""
     try:
         spec = GRPOJobSpec.model_validate(body)
     except ValidationError as error:
         raise ConvertError(f"the job would not be accepted: {describe(error)}") from error
     assert spec.rollout.template is not None
-    resolve(spec, spec.rollout.template)
+    try:
+        resolve(spec, spec.rollout.template)
+    except RefusedError as error:
+        more = "see also --nodes, --rollout-nodes and --gpu-type"
+        raise ConvertError(f"the planner refuses the job: {error}: {more}") from error
     order = [field.alias for field in GRPOJobSpec.model_fields.values()]
     return dict(sorted(body.items(), key=lambda item: order.index(item[0])))
 

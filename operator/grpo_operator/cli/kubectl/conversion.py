@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reward",
         default="",
-        help="math, code, json, choice or /data/FILE.py:FUNCTION; default: as the source",
+        help="math, code, json, choice, /data/FILE.py:FUNCTION or the URL of a server",
     )
     parser.add_argument(
         "--rollout-nodes", type=_positive, metavar="N", help="nodes for engines only: mode static"

@@ -50,9 +50,12 @@ def place_reward(draft: Draft, given: str) -> None:
     if _FUNCTION.fullmatch(given):
         draft.take("reward.function", given)
         draft.taken.append(f"--reward={given} -> reward.function")
+    elif given.startswith(("http://", "https://")):
+        draft.take("reward.url", given)
+        draft.taken.append(f"--reward={given} -> reward.url")
     elif given:
         if given not in _BUILTIN:
-            draft.errors.append(f"--reward={given}: write {', '.join(_BUILTIN)} or /FILE.py:FUNCTION")
+            draft.errors.append(f"--reward={given}: write {', '.join(_BUILTIN)}, /FILE.py:FUNCTION or URL")
         draft.take("reward.builtin", given)
         draft.taken.append(f"--reward={given} -> reward.builtin")
     elif path := draft.fact("reward_path"):
@@ -92,7 +95,7 @@ def _model(draft: Draft) -> None:
     families = {_family(name), _family(policy)} - {None}
     if len(families) > 1:
         draft.refuse(
-            "reward_model", "a reward model must have the policy's tokenizer: serve it, and set reward.url"
+            "reward_model", "a reward model must have the policy's tokenizer: serve it, and add --reward URL"
         )
     draft.take("reward.model", {"path": f"/models/{name}"})
     draft.take("model.path", f"/models/{policy}")

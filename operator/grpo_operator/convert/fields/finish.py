@@ -87,7 +87,8 @@ def _recomputation(draft: Draft) -> None:
         draft.take("trainer.recomputeLayers", layers)
     modules = draft.fact("recompute_modules")
     if kind == "selective" and isinstance(modules, list):
-        draft.take("trainer.recomputeModules", modules)
+        inner = ("moe_act", "shared_experts") if "moe" in modules else ()
+        draft.take("trainer.recomputeModules", [name for name in modules if name not in inner])
 
 
 def _destinations(draft: Draft) -> None:

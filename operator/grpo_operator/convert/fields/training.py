@@ -111,14 +111,17 @@ def place_steps(draft: Draft, choices: Choices) -> None:
 
 
 def _warm_up(draft: Draft) -> None:
-    """Set the warm-up. The frameworks count optimizer steps, as a job does."""
+    """Set the warm-up, which a job counts in optimizer steps."""
     batch = int(draft.fields.get("data.trainBatchSize", 1))
     updates = max(1, batch // max(1, int(draft.fields.get("trainer.miniBatchSize", batch) or 1)))
     for prefix, field in (("", "trainer.optimizer"), ("critic_", "algorithm.critic.optimizer")):
         if prefix and draft.fields.get("algorithm.advEstimator") != "gae":
             continue
         steps, ratio = draft.fact(f"{prefix}warmup_steps", -1), draft.fact(f"{prefix}warmup_ratio", 0)
-        if steps > 0:
+        if steps > 0 and updates > 1 and draft.fact("schedule_by_training_step", False):
+            reason = f"{steps} training steps of {updates} optimizer steps each"
+            draft.choose(f"{field}.lrWarmupSteps", steps * updates, reason)
+        elif steps > 0:
             draft.take(f"{field}.lrWarmupSteps", steps)
         elif ratio > 0:
             counted = round(ratio * draft.fields["totalSteps"] * updates)

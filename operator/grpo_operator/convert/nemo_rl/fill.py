@@ -28,6 +28,7 @@ def fill(draft: Draft, source: Source) -> None:
     draft.read((option for option in source.options if not option.name.startswith((prefix, _CHAT))), table)
     if not megatron:
         _schedulers(draft, source)
+    draft.facts["schedule_by_training_step"] = True
     _losses(draft, source)
     _lengths(draft)
     _data(draft, source)
@@ -172,7 +173,7 @@ def _schedulers(draft: Draft, source: Source) -> None:
     for step in (each for each in steps if isinstance(each, dict) and "name" in each):
         kind, given = str(step["name"]).rsplit(".", 1)[-1], step.get("kwargs") or {}
         if kind == "LinearLR":
-            draft.take("trainer.optimizer.lrWarmupSteps", int(given.get("total_iters", 0)))
+            draft.facts["warmup_steps"] = int(given.get("total_iters", 0))
             draft.taken.append("policy.scheduler LinearLR -> trainer.optimizer.lrWarmupSteps")
         elif kind == "CosineAnnealingLR":
             draft.take("trainer.optimizer.lrDecayStyle", "cosine")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from grpo_operator.convert.remedies import (
+    LORA,
     UNKNOWN,
 )
 from grpo_operator.convert.rules import (
@@ -149,5 +150,7 @@ CRITIC_OPTIONS: Table = {
     f"{CRITIC}.cliprange_value": Take("algorithm.critic.cliprangeValue", real),
     f"{CRITIC}.ppo_epochs": Fact("ppo_epochs", "always so", _epochs),
     f"{CRITIC}.model.path": Fact("critic_model", "algorithm.critic", str, text=True),
+    f"{CRITIC}.ppo_mini_batch_size": Fact("critic_mini_batch", "trainer.miniBatchSize", integer),
+    f"{CRITIC}.model.lora_rank": Refused(LORA),
     f"{CRITIC}.*": Always("the critic has the policy's architecture, layout and batches"),
 }

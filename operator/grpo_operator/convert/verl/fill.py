@@ -42,6 +42,7 @@ def fill(draft: Draft, source: Source) -> None:
             draft.megatron(option, name)
         else:
             draft.read([option], TABLE)
+    draft.facts["schedule_by_training_step"] = True
     draft.assume(DEFAULTS, source, TABLE, "verl")
     if draft.fields.get("algorithm.advEstimator") == "gae":
         draft.assume(CRITIC_DEFAULTS, source, TABLE, "verl")
@@ -58,3 +59,6 @@ def _critic(draft: Draft) -> None:
     model, policy = draft.fact("critic_model"), draft.fact("model")
     if model is not None and model != policy:
         draft.lacks("critic_model", f"the critic starts from the policy's weights, {policy}")
+    batch = draft.fact("critic_mini_batch")
+    if batch is not None and batch != draft.fact("mini_batch"):
+        draft.lacks("critic_mini_batch", "the critic has the policy's mini-batches")

@@ -63,7 +63,7 @@ def value(conversion: Conversion, path: str) -> Any:
         ("{}", "algorithm.klCtrl.klCoef", 0.01),
         ("{}", "algorithm.clipRatioHigh", 0.3),
         ("{}", "trainer.optimizer.lr", 5e-6),
-        ("{}", "trainer.optimizer.lrWarmupSteps", 13),
+        ("{}", "trainer.optimizer.lrWarmupSteps", 26),
         ("{}", "trainer.parallelism.auto", True),
         ("{}", "reward.builtin", "math"),
         ("{}", "totalSteps", 200),

@@ -101,6 +101,8 @@ def value(job: GRPOJobSpec, path: str) -> Any:
             {"enable_thinking": "false"},
         ),
         ({f"{A}.optim.lr": "3e-7"}, "trainer.optimizer.lr", 3e-7),
+        ({f"{A}.optim.lr_warmup_steps": "10"}, "trainer.optimizer.lrWarmupSteps", 40),
+        ({f"{A}.router_replay.mode": "R3"}, "algorithm.routingReplay", True),
         ({f"{A}.optim.lr_warmup_steps_ratio": "0.1"}, "trainer.optimizer.lrWarmupSteps", 40),
         (
             {f"{A}.use_dynamic_bsz": "True", f"{A}.ppo_max_token_len_per_gpu": "9000"},
@@ -251,6 +253,20 @@ def test_ppo_has_a_critic() -> None:
     assert critic.optimizer.adam_beta2 == 0.999
     done = converted({**changes, "critic.model.path": "Qwen/Qwen3-4B"})
     assert any("the critic starts from the policy's weights" in line for line in done.missing)
+
+
+def test_the_user_decides_about_the_reward() -> None:
+    unknown: dict[str, str | None] = {"data.train_files": "/d/mixed/train.parquet"}
+    assert value(spec(unknown, reward="code"), "reward.builtin") == "code"
+    assert value(spec(unknown, reward="/data/mine.py:score"), "reward.function") == "/data/mine.py:score"
+    assert value(spec(unknown, reward="http://judge:80"), "reward.url") == "http://judge:80"
+
+
+def test_a_layer_of_experts_recomputes_its_parts_too() -> None:
+    modules = f"{T}.recompute_modules"
+    unplanned = {"actor_rollout_ref.model.path": "moonshotai/Moonlight-16B-A3B"}
+    done = spec({**unplanned, f"{T}.recompute_granularity": "selective", modules: "[moe_act,moe,mlp]"})
+    assert value(done, "trainer.recomputeModules") == ["moe", "mlp"]
 
 
 def test_engines_get_nodes_of_their_own() -> None:
