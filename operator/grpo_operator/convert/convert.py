@@ -22,6 +22,8 @@ from grpo_operator.convert.verl.fill import fill as fill_verl
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 
 _FILL = {Framework.VERL: fill_verl, Framework.SLIME: fill_slime, Framework.NEMO_RL: fill_nemo_rl}
+_REFUSED = "the planner refuses the job"
+_MORE = "see also --nodes, --rollout-nodes and --gpu-type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ def convert(
     finish(draft, choices)
     errors = [*draft.errors, *(draft.missing if strict else ())]
     if errors:
-        errors += source.notes  # options that were not read may be what is missing
+        if framework is Framework.VERL:
+            errors += source.notes  # options that were not read may be what is missing
         raise ConvertError("\n".join(dict.fromkeys(errors)))
     spec = _checked(draft)
     name = _name(choices.name or str(draft.fact("name", "")), draft)
@@ -77,9 +80,10 @@ def _checked(draft: Draft) -> dict[str, Any]:
     try:
         planned = _planned(body | {"trainer": trainer})
     except ConvertError as error:
-        # The first error is about what the source says, unless it was the layout.
-        raise (error if "parallelism" in str(refused) else refused) from refused
-    draft.chosen.append(f"trainer.parallelism.auto: true: the source's sizes do not fit: {refused}")
+        # The error of the first attempt is about what the source says.
+        raise (error if "parallelism.auto" in str(error) else refused) from refused
+    reason = str(refused).removeprefix(f"{_REFUSED}: ").removesuffix(f": {_MORE}")
+    draft.chosen.append(f"trainer.parallelism.auto: true: the source's sizes do not fit: {reason}")
     return planned
 
 
@@ -93,8 +97,7 @@ def _planned(body: dict[str, Any]) -> dict[str, Any]:
     try:
         resolve(spec, spec.rollout.template)
     except RefusedError as error:
-        more = "see also --nodes, --rollout-nodes and --gpu-type"
-        raise ConvertError(f"the planner refuses the job: {error}: {more}") from error
+        raise ConvertError(f"{_REFUSED}: {error}: {_MORE}") from error
     order = [field.alias for field in GRPOJobSpec.model_fields.values()]
     return dict(sorted(body.items(), key=lambda item: order.index(item[0])))
 

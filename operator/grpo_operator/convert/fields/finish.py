@@ -4,9 +4,10 @@ import json
 
 from grpo_operator.convert.choices import Choices
 from grpo_operator.convert.draft import Draft
-from grpo_operator.convert.fields.data import place_data, place_reward
+from grpo_operator.convert.fields.data import place_data
 from grpo_operator.convert.fields.models import place_model
 from grpo_operator.convert.fields.pools import place_pools
+from grpo_operator.convert.fields.rewards import place_reward
 from grpo_operator.convert.fields.training import place_batches, place_group, place_kl, place_steps
 from grpo_operator.convert.reading.source import Source
 

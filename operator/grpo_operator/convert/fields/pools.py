@@ -118,6 +118,9 @@ def _colocated(draft: Draft, pools: _Pools) -> None:
     draft.take(f"{_ENGINE}.tensorParallel", pools.gpus)
     draft.take(f"{_ENGINE}.gpusPerNode", pools.gpus)
     tensor = draft.fact("engine_gpus", 1)
+    if tensor > pools.gpus and "model.architecture" not in draft.fields:
+        few = f"an engine that shares GPUs has those of one node, {pools.gpus}, and may not hold the model"
+        draft.refuse("engine_gpus", f"{few}: add --rollout-nodes N")
     if tensor != pools.gpus:
         reason = f"an engine has all GPUs of its node, where the source has engines of {tensor}"
         draft.chosen.append(f"{_ENGINE}.tensorParallel: {pools.gpus}: {reason}")

@@ -19,10 +19,9 @@ def place_kl(draft: Draft) -> None:
     draft.take("algorithm.useKlInReward", in_reward)
     if in_loss or in_reward:
         draft.take("algorithm.klCtrl.klCoef", loss if in_loss else reward)
-    if in_loss and draft.fact("kl_control") == "adaptive" and not in_reward:
-        # The frameworks adapt only the coefficient of the reward.
-        draft.lacks("kl_control", "the coefficient of the loss is fixed, as in the source")
-        draft.fields.pop("algorithm.klCtrl.type", None)
+    if not in_reward and draft.fields.get("algorithm.klCtrl.type") == "adaptive":
+        reason = "the source adapts only the coefficient of the reward, which it does not use"
+        draft.choose("algorithm.klCtrl.type", "fixed", reason)
 
 
 def place_group(draft: Draft) -> None:

@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
 
 from grpo_operator.convert.errors import ConvertError
 from grpo_operator.convert.reading.script import Argument, argument_lists
@@ -20,20 +23,23 @@ _KNOWN_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_m
 
 
 def is_yaml(text: str) -> bool:
-    """Return whether a text is YAML and no script."""
-    return (
-        re.match(r"#!|\s*set -", text) is None
-        and re.search(r"^[A-Za-z_]\w*:(\s|$)", text, re.MULTILINE) is not None
-    )
+    """Return whether a text is a YAML mapping and no script."""
+    if text.startswith("#!"):
+        return False
+    try:
+        return isinstance(yaml.safe_load(text), dict)
+    except yaml.YAMLError:
+        return False
 
 
 def detect(text: str) -> Framework:
     """Return the framework of a configuration. Raises ConvertError."""
     if is_yaml(text):
-        keys = documents([text]).keys()
+        content = documents([text])
+        keys = content.keys()
         if "actor_rollout_ref" in keys or {"algorithm", "trainer"} <= keys:
             return Framework.VERL
-        if keys & {"policy", "grpo", "loss_fn", "cluster"}:
+        if keys & {"policy", "grpo", "loss_fn", "cluster"} or isinstance(content.get("defaults"), str):
             return Framework.NEMO_RL
     elif re.search(r"verl\.trainer|actor_rollout_ref\.|main_ppo", text):
         return Framework.VERL
@@ -53,10 +59,20 @@ def read(framework: Framework, texts: Sequence[str], given: Mapping[str, str]) -
     if framework is Framework.NEMO_RL or is_yaml(text):
         if framework is Framework.SLIME:
             raise ConvertError("slime is configured by scripts: write --from verl or --from nemo-rl for YAML")
-        return Source(framework, tuple(flat_options(documents(texts), given)))
+        content = documents(texts)
+        notes = _unread(content) if framework is Framework.VERL else ()
+        return Source(framework, tuple(flat_options(content, given)), notes)
     if framework is Framework.VERL:
         return _verl_script(text, given)
     return _slime_script(text, given)
+
+
+def _unread(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes on configurations that hydra would read before this one."""
+    given = content.get("defaults") or []
+    names = [name for name in given if name not in ("_self_", *_KNOWN_CONFIGS)]
+    remedy = "it is not read: convert what the training command prints with --cfg job"
+    return tuple(f"defaults: {name}: {remedy}" for name in names)
 
 
 def _verl_script(text: str, given: Mapping[str, str]) -> Source:
@@ -104,7 +120,9 @@ def _slime_script(text: str, given: Mapping[str, str]) -> Source:
     while at < len(words):
         word, at = words[at], at + 1
         if not word.text.startswith("--"):
-            notes.append(f"{word.text}: {word.unknown or 'no option'}")
+            elsewhere = "set in another file: the model's sizes are read from its config.json"
+            sizes = word.text == "${MODEL_ARGS[@]}"
+            notes.append(f"{word.text}: {elsewhere if sizes else word.unknown or 'no option'}")
             continue
         name, equals, value = word.text.partition("=")
         values = [Argument(word.line, value, word.unknown)] if equals else []

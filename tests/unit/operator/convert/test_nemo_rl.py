@@ -105,6 +105,7 @@ def test_an_option_becomes_a_field(above: str, path: str, expected: Any) -> None
         ("loss_fn: {use_cispo: true}", "loss_fn.use_cispo=true: the policy losses are vanilla and gspo"),
         ("loss_fn: {new_term: 1}", "loss_fn.new_term=1: it is unknown here and may change"),
         ("grpo: {adv_estimator: {name: gdpo}}", "grpo.adv_estimator.name=gdpo: no counterpart"),
+        ("data: {default: {env_name: reward_model}}", "env_name=reward_model: jobs have no such verifier"),
         ("grpo: {overlong_filtering: true}", "grpo.overlong_filtering=true: responses of full length"),
         ("grpo: {max_rollout_turns: 5}", "grpo.max_rollout_turns=5: responses have one turn"),
         (
@@ -142,6 +143,7 @@ def test_the_leave_one_out_baseline_is_reported() -> None:
 
 def test_other_methods_and_parents_are_recognized() -> None:
     assert detect(BASE) is Framework.NEMO_RL
+    assert detect("defaults: base.yaml\ndata: {}\n") is Framework.NEMO_RL
     assert parents("defaults: ../base.yaml\ngrpo: {}\n") == ["../base.yaml"]
     with pytest.raises(ConvertError, match="no section grpo: it is of sft"):
         convert(Framework.NEMO_RL, ["sft: {max_num_steps: 1}\npolicy: {}\n"], Choices(), {})

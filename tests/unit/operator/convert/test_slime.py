@@ -96,6 +96,7 @@ def test_an_option_becomes_a_field(more: str, path: str, expected: Any) -> None:
     ("more", "message"),
     [
         ("--advantage-estimator cispo", "--advantage-estimator=cispo: no counterpart"),
+        ("--rm-type f1", "--rm-type=f1: jobs have no such verifier: add --reward"),
         ("--use-opd", "--use-opd=true: jobs have no teacher"),
         (
             "--custom-generate-function-path a.b",
@@ -127,7 +128,7 @@ def test_engines_keep_their_own_gpus() -> None:
 
 def test_what_is_elsewhere_or_has_no_counterpart_is_reported() -> None:
     missing = converted("--eval-interval 5 --some-flag").missing
-    assert any("${MODEL_ARGS[@]}: line 25: the script does not set the array" in line for line in missing)
+    assert any("${MODEL_ARGS[@]}: set in another file: the model's sizes" in line for line in missing)
     assert any("--eval-interval=5: jobs do not validate" in line for line in missing)
     assert any("--some-flag=true: no counterpart is known" in line for line in missing)
 

@@ -184,6 +184,14 @@ def test_an_option_becomes_a_field(changes: dict[str, str | None], path: str, ex
             },
             "kl_ctrl.kl_coef=0.2: klCtrl.klCoef is one coefficient",
         ),
+        (
+            {"actor_rollout_ref.ref.model.path": "Qwen/Qwen3-4B"},
+            "ref.model.path=Qwen/Qwen3-4B: the reference is the policy at its start",
+        ),
+        (
+            {"actor_rollout_ref.model.path": "/m/large", f"{R}.tensor_model_parallel_size": "16"},
+            "tensor_model_parallel_size=16: an engine that shares GPUs has those of one node, 8",
+        ),
         ({f"{R}.n": "1"}, "algorithm.samplesPerPrompt=1: grpo needs a baseline"),
         ({"trainer.nnodes": "$NODES"}, "trainer.nnodes=${NODES}: line 11: the script does not set NODES"),
         (
@@ -334,6 +342,19 @@ trainer: {nnodes: 1, n_gpus_per_node: 8, total_training_steps: null, experiment_
     job = GRPOJobSpec.model_validate(done.manifest["spec"])
     assert job.algorithm.kl_ctrl.kl_coef == 0.002 and job.trainer.optimizer.lr == 1e-6
     assert job.data.train == "/data/gsm8k/train.parquet" and done.manifest["metadata"]["name"] == "my-run-1"
+
+
+def test_configurations_that_hydra_would_add_are_named() -> None:
+    text = "defaults: [ppo_trainer, mine, _self_]\nactor_rollout_ref: {model: {path: Qwen/Qwen3-8B}}\n"
+    with pytest.raises(ConvertError, match=r"defaults: mine: it is not read: .* --cfg job"):
+        convert(Framework.VERL, [text], Choices(), {})
+
+
+def test_an_adaptive_coefficient_is_that_of_the_reward() -> None:
+    adaptive: dict[str, str | None] = {"algorithm.kl_ctrl.type": "adaptive", f"{A}.use_kl_loss": "True"}
+    assert value(spec(adaptive), "algorithm.klCtrl.type") == "fixed"
+    adaptive["algorithm.use_kl_in_reward"] = "True"
+    assert value(spec(adaptive), "algorithm.klCtrl.type") == "adaptive"
 
 
 def test_another_program_or_configuration_is_named() -> None:
