@@ -108,7 +108,7 @@ class Variables:
         unknown: list[Unknown] = []
 
         def number(match: "re.Match[str]") -> str:
-            value = self._parameter(match[1] or match[2], line)
+            value = self._parameter(match[1] or match[2] or "", line)
             if isinstance(value, Unknown):
                 unknown.append(value)
                 return "0"
@@ -117,7 +117,7 @@ class Variables:
         expression = re.sub(r"\$?\{([^}]*)\}|\$?\b([A-Za-z_]\w*)", number, text)
         try:
             result = _evaluated(ast.parse(expression.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError):
+        except (SyntaxError, ValueError, ArithmeticError, RecursionError):
             result = None
         written = f"$(({text.strip()}))"
         why = unknown[0].why if unknown else f"line {line}: {written} is no arithmetic of integers"

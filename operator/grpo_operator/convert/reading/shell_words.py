@@ -184,7 +184,7 @@ class _Scanner:
         self._step(1)
         words: list[Word] = []
         while self._at < len(self._text) and self._text[self._at] != ")":
-            if self._text[self._at] == "\n":
+            if self._text[self._at] in "\n;&|":
                 self._step(1)
             elif (word := self._word_or_space()) is not None:
                 words.append(word)

@@ -1,6 +1,8 @@
 """Values of a shell script's variables, without running it."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_operator.convert.reading.script import Argument, argument_lists
 
@@ -90,6 +92,13 @@ def test_a_branch_that_repeats_the_value_changes_nothing() -> None:
 
 def test_given_values_replace_unknown_ones() -> None:
     assert texts("run n=$NODES g=${GPUS:-8}", NODES="4", GPUS="2") == ["run", "n=4", "g=2"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab=1+$(){}[]@:-'\"\\;&|<># \n`", max_size=40))
+def test_any_text_is_read_to_its_end(script: str) -> None:
+    for words in argument_lists(script, {}):
+        assert all(1 <= word.line <= script.count("\n") + 1 for word in words)
 
 
 def test_a_path_keeps_its_known_part() -> None:
