@@ -55,17 +55,20 @@ def _pools(draft: Draft, choices: Choices) -> _Pools | None:
         draft.refuse("gpus_per_node", "a node has at most 16 GPUs: split them into more nodes")
         return None
     own = draft.fact("rollout_gpus")
-    nodes = choices.nodes or draft.fact("nodes", 1) + (
-        -(-own // gpus) if own and choices.rollout_nodes else 0
-    )
+    own_nodes = -(-own // gpus) if own else 0
+    nodes = choices.nodes or draft.fact("nodes", 1) + own_nodes
     if (given := choices.rollout_nodes) is not None:
-        if not 0 < given < nodes:
-            few = f"--rollout-nodes={given}: there are {nodes} nodes in all"
-            draft.errors.append(f"{few}: leave at least one to the trainers, or add --nodes N")
-            return None
+        own_nodes, own = given, given * gpus
         draft.chosen.append(f"mode: static: {given} of {nodes} nodes are for engines: --rollout-nodes")
-        return _Pools(nodes - given, gpus, given * gpus)
-    return _Pools(nodes, draft.fact("trainer_gpus", gpus), own)
+    if not own_nodes < nodes:
+        draft.errors.append(
+            f"--rollout-nodes={own_nodes}: there are {nodes} nodes in all: leave at least one to the "
+            "trainers, or add --nodes N"
+        )
+        return None
+    if "trainer_gpus" in draft.facts and given is None:  # both pools are on one node
+        return _Pools(1, draft.fact("trainer_gpus"), own)
+    return _Pools(nodes - own_nodes, gpus, own)
 
 
 def _layout(draft: Draft) -> None:
@@ -113,7 +116,8 @@ def _colocated(draft: Draft, pools: _Pools) -> None:
         draft.take(f"trainer.offload.{what}", True)
     draft.chosen.append("trainer.offload: parameters, gradients, optimizer: mode colocated needs them")
     if pools.nodes == 1:
-        draft.choose("weightSync.transport", "cuda-ipc", "all trainers are in one pod")
+        reason = "all trainers are in one pod; pods run as root: remove it where that is forbidden"
+        draft.choose("weightSync.transport", "cuda-ipc", reason)
     draft.take("rollout.template.replicas", pools.nodes)
     draft.take(f"{_ENGINE}.tensorParallel", pools.gpus)
     draft.take(f"{_ENGINE}.gpusPerNode", pools.gpus)

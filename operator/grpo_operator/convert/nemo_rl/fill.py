@@ -52,6 +52,8 @@ def _is_true(source: Source, name: str) -> bool:
 
 def _losses(draft: Draft, source: Source) -> None:
     draft.fields.setdefault("algorithm.advEstimator", "grpo")
+    if draft.fields["algorithm.advEstimator"] != "grpo" and not draft.fact("minus_baseline", True):
+        draft.take("algorithm.advEstimator", "reinforce_plus_plus")
     penalty = draft.fact("kl_loss_coef", 0.0)
     in_reward = _is_true(source, "loss_fn.use_kl_in_reward")
     draft.facts.update(
@@ -73,7 +75,7 @@ def _losses(draft: Draft, source: Source) -> None:
             )
             draft.facts["tis_cap"] = _UNTRUNCATED
     normalizes = draft.fields.get("algorithm.normAdvByStd", True)
-    if draft.fact("leave_one_out", False):
+    if draft.fact("leave_one_out", False) and draft.fields["algorithm.advEstimator"] == "grpo":
         if normalizes:
             draft.lacks(
                 "leave_one_out",

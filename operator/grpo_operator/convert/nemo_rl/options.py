@@ -65,6 +65,9 @@ _GRPO: Table = {
     "grpo.adv_estimator.name": Take(
         "algorithm.advEstimator", choice(grpo="grpo", reinforce_plus_plus="reinforce_plus_plus_baseline")
     ),
+    "grpo.adv_estimator.normalize_rewards": Take("algorithm.normAdvByStd", truth),
+    "grpo.adv_estimator.use_leave_one_out_baseline": Fact("leave_one_out", "algorithm.advEstimator", truth),
+    "grpo.adv_estimator.minus_baseline": Fact("minus_baseline", "algorithm.advEstimator", truth),
     "grpo.adv_estimator.*": Always("as in the section grpo"),
     "grpo.seq_logprob_error_threshold": Refused("no sample is masked by its log-probabilities: write null"),
     "grpo.invalid_tool_call_advantage": Refused(TURNS),

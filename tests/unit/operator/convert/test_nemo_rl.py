@@ -68,6 +68,12 @@ def value(conversion: Conversion, path: str) -> Any:
         ("{}", "reward.builtin", "math"),
         ("{}", "totalSteps", 200),
         ("policy: {generation: {max_new_tokens: 1000}}", "data.responseLength", 1000),
+        (
+            "grpo: {adv_estimator: {name: reinforce_plus_plus, minus_baseline: false}}",
+            "algorithm.advEstimator",
+            "reinforce_plus_plus",
+        ),
+        ("grpo: {adv_estimator: {normalize_rewards: false}}", "algorithm.normAdvByStd", False),
         ("loss_fn: {token_level_loss: false}", "algorithm.lossAggMode", "seq-mean-token-mean"),
         ("loss_fn: {sequence_level_importance_ratios: true}", "algorithm.policyLoss", "gspo"),
         ("loss_fn: {reference_policy_kl_penalty: 0}", "algorithm.useKlLoss", False),
@@ -134,6 +140,13 @@ grpo: {async_grpo: {enabled: true, max_trajectory_age_steps: 1}}
     done = converted(above)
     assert value(done, "trainer.nodes") == 2 and value(done, "rollout.template.replicas") == 2
     assert value(done, "mode") == "static" and value(done, "staleness.maxVersionLag") == 1
+
+
+def test_both_pools_may_be_on_one_node() -> None:
+    above = "policy: {generation: {colocated: {enabled: false, resources: {gpus_per_node: 2}}}}"
+    done = converted(above)
+    assert value(done, "trainer.nodes") == 1 and value(done, "trainer.gpusPerNode") == 6
+    assert value(done, "rollout.template.replicas") == 2
 
 
 def test_the_leave_one_out_baseline_is_reported() -> None:

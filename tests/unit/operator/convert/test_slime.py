@@ -122,6 +122,8 @@ def test_engines_keep_their_own_gpus() -> None:
     job = spec(pool="--rollout-num-gpus 8 --rollout-num-gpus-per-engine 4")
     assert job.mode == "static" and job.rollout.template is not None and job.trainer.nodes == 2
     assert job.rollout.template.replicas == 2 and job.rollout.template.engine.tensor_parallel == 4
+    assert spec(pool="--rollout-num-gpus 8", nodes=5).trainer.nodes == 4
+    assert spec(pool="--rollout-num-gpus 8", rollout_nodes=2).trainer.nodes == 1
     with pytest.raises(ConvertError, match="--rollout-num-gpus is missing"):
         converted(pool="")
 
