@@ -223,6 +223,12 @@ def rehearse(context: typer.Context) -> None:
     raise SystemExit(import_module("grpo_operator.cli.plan").main(["--rehearse", *context.args]))
 
 
+@app.command(context_settings=_PASSED_ON)
+def convert(context: typer.Context) -> None:
+    """Turn a configuration of verl, slime or NeMo-RL into a manifest; see kubectl grpo convert --help."""
+    raise SystemExit(import_module("grpo_operator.cli.kubectl.conversion").main(context.args))
+
+
 def _end_profile(found: dict[str, Any]) -> NoReturn:
     """Print where a profile is, or why there is none, and exit."""
     if found["state"] == "Failed":
