@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from grpo_operator.cli.kubectl.plain_text import printable
+
 _INDENT = " " * 4
 
 
@@ -36,4 +38,4 @@ def _figures(sample: dict[str, Any]) -> str:
 
 
 def _indented(text: str | None) -> Iterator[str]:
-    return (_INDENT + line for line in (text or "").splitlines())
+    return (_INDENT + line for line in printable(text or "").splitlines())
