@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_IPV4 = 0x0800
+_EVERY, _IPV4 = 0x0003, 0x0800  # the bridge takes packets between pods before the listeners to IPv4 alone
 _BUFFER = 256 << 20  # bytes; a packet that does not fit is not seen
 _FORCED = 33  # SO_RCVBUFFORCE: beyond the limit for users
 
@@ -38,9 +38,11 @@ def listening(ports: frozenset[int], wanted: bytes) -> Iterator[Wire]:
     def read(source: socket.socket) -> None:
         while not ended.is_set():
             with suppress(TimeoutError):
-                wire.see(source.recv(1 << 17))
+                packet, (_, protocol, *_) = source.recvfrom(1 << 17)
+                if protocol == _IPV4:
+                    wire.see(packet)
 
-    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_IPV4)) as source:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_EVERY)) as source:
         source.setsockopt(socket.SOL_SOCKET, _FORCED, _BUFFER)
         source.settimeout(1)
         thread = threading.Thread(target=read, args=(source,))
