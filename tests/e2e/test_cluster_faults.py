@@ -183,6 +183,7 @@ def test_a_rank_is_killed_while_the_store_is_stale(job: JobView, store: Unsteady
     bound="the old token ends within 360 s (the overlap is 150); no call was refused before",
     compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, at the end of "
     "the run",
+    partial="not run again since its route was corrected; the comparison has passed",
 )
 def test_all_tokens_were_replaced_meanwhile(job: JobView) -> None:
     until("the old token has ended", lambda: _epochs(job).settled(time.time()), 2 * OVERLAP + 60)
@@ -190,7 +191,7 @@ def test_all_tokens_were_replaced_meanwhile(job: JobView) -> None:
     epochs = _epochs(job)
     assert epochs.previous is not None
     key = _secret(job, key_secret(job.get()))[KEY]
-    url = f"http://{job.pods('rollout')[0]['status']['podIP']}:{AGENT_PORT}/v1/versions"
+    url = f"http://{job.pods('trainer')[0]['status']['podIP']}:{AGENT_PORT}/v1/versions"
     answers = [
         httpx.get(url, headers={"authorization": f"Bearer {token(key, epoch)}"}).status_code
         for epoch in (epochs.previous, epochs.newest)
