@@ -20,7 +20,7 @@ from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import load
 from grpo_operator.api.keys import Epochs, token
 from grpo_operator.api.names import AGENT_PORT, EPOCH, EPOCH_SECRET, KEY, key_secret
-from support.faults import kill_container, report, step_of, uids, until, wait_step
+from support.faults import kill_container, kill_rank, report, step_of, uids, until, wait_step
 from support.images import unavailable
 from support.jobs import Start
 from support.runs import assert_same_steps, ledger, recoveries
@@ -89,7 +89,7 @@ def test_a_rank_is_killed_while_dns_is_away(job: JobView) -> None:
         wait_step(job, step + 2, 120)  # steps need no names
         assert not _resolves(job)
         seen = report(job)
-        _kill_rank(job)
+        kill_rank(job)
         finished = _counted(job, seen)
         time.sleep(AWAY)
     finally:
@@ -170,7 +170,7 @@ def test_the_store_hangs(job: JobView, store: UnsteadyStore) -> None:
 def test_a_rank_is_killed_while_the_store_is_stale(job: JobView, store: UnsteadyStore) -> None:
     seen = report(job)
     with store.is_("ESTALE"):
-        _kill_rank(job)
+        kill_rank(job)
         finished = _counted(job, seen)
         time.sleep(AWAY)
     _new_steps(job, finished)
@@ -243,12 +243,6 @@ def _counted(job: JobView, seen: dict[str, Any]) -> int:
 def _new_steps(job: JobView, finished: int, timeout: float = RECOVERED) -> None:
     """Wait for two steps after the last one that was finished when the restart was counted."""
     wait_step(job, finished + 2, timeout)
-
-
-def _kill_rank(job: JobView) -> None:
-    rank = report(job)["trainers"][1]
-    (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
 
 
 def _resolves(job: JobView) -> bool:

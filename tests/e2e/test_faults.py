@@ -24,6 +24,7 @@ from support.faults import (
     cut_off,
     kill_container,
     kill_during_sync,
+    kill_rank,
     main_process,
     report,
     slowed,
@@ -119,9 +120,7 @@ def _grpo(*arguments: str) -> str:
 def test_a_killed_actor_process_replaces_no_pod(job: JobView) -> None:
     wait_step(job, 13)
     before = uids(job)
-    rank = report(job)["trainers"][1]
-    (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
+    kill_rank(job)
     _restarted(job, 2)
     assert uids(job) == before
 

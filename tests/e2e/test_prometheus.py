@@ -11,7 +11,7 @@ from grpo_devcluster.dashboards.pages import DASHBOARDS
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import CHART, install_operator
 from grpo_devcluster.results import record_from_test
-from support.faults import report, until, wait_step
+from support.faults import kill_rank, report, until, wait_step
 from support.jobs import Start
 from support.prometheus import Prometheus, prometheus, prometheus_operator
 
@@ -120,8 +120,6 @@ def _firing(server: Prometheus, name: str) -> list[dict[str, Any]]:
 
 def _restart(job: JobView, count: int) -> None:
     """Kill a rank; return when ``count`` restarts are counted and the next step is finished."""
-    rank = report(job)["trainers"][1]
-    (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
+    kill_rank(job)
     until(f"restart {count}", lambda: report(job)["restarts"]["infrastructure"] >= count, 120)
     wait_step(job, report(job)["step"] + 1, 300)

@@ -72,7 +72,7 @@ class Host:
 
     @property
     def outages(self) -> int:
-        """How often the interface has lost its carrier."""
+        """Number of times that the interface has lost its carrier."""
         counter = self._system / "class" / "net" / "eth0" / "carrier_down_count"
         return int(_run(*self.command("cat", str(counter))))
 

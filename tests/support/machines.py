@@ -82,7 +82,7 @@ class TrainerOnHost:
 
 
 class Machines:
-    """What jobs of ``folder`` have in common. ``faults``: folder of the current job's faults.
+    """Options that all jobs of ``folder`` share. ``faults``: folder of the current job's faults.
 
     ``further``: containers on the further hosts of engines.
     """

@@ -118,7 +118,7 @@ class Folder:
 
 
 class Mode:
-    """What calls meet, as a file says. ``met``: a file with a byte for each call that hung or failed."""
+    """State of the store, as a file names it. ``met``: a file with a byte for each call that met it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""What anybody on the node's network reads of connections to some ports."""
+"""Packets of some ports, as anybody on the node's network can read them."""
 
 import socket
 import struct

@@ -117,10 +117,6 @@ def key_secret(owner: dict[str, Any]) -> str:
     return f"{writer(owner)}-key"
 
 
-# Prints samples in the pod of a controller.
-SAMPLES_PROGRAM = ("python3", "-m", "grpo_worker.controller.show_samples")
-
-
 def tls_secret(owner: dict[str, Any]) -> str:
     """Return the name of the Secret for the TLS of a job, or of a pool without a job."""
     return f"{writer(owner)}-tls"

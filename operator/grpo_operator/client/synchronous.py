@@ -10,19 +10,13 @@ from kubernetes import client, config, stream, watch
 from kubernetes.config.config_exception import ConfigException
 
 from grpo_operator.api.base import API_VERSION, GROUP, VERSION
-from grpo_operator.api.names import (
-    JOB_LABEL,
-    POOL_LABEL,
-    RESUME_ANNOTATION,
-    SAMPLES_PROGRAM,
-    job_store,
-    writer,
-)  # fmt: skip
+from grpo_operator.api.names import JOB_LABEL, POOL_LABEL, RESUME_ANNOTATION, job_store, writer
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.client.fork_manifest import fork
 from grpo_operator.client.job import Job, JobFailedError
 from grpo_operator.client.resumption import resumption
+from grpo_operator.client.samples_command import samples_command
 
 _PLURAL = "grpojobs"
 _WATCH_SECONDS = 60  # length of one watch; the next one begins with the state that was missed
@@ -148,9 +142,7 @@ class GRPOClient:
         wanted. ``limit``: at most so many. ``tokens``: with the ids and log-probabilities of all tokens.
         Raises LookupError as ``metrics`` does, and returns nothing for a step without samples.
         """
-        given = {"--step": step, "--prompt": prompt, "--limit": limit}
-        options = [f"{option}={value}" for option, value in given.items() if value is not None]
-        command = [*SAMPLES_PROGRAM, *options, *(["--tokens"] if tokens else [])]
+        command = samples_command(step=step, prompt=prompt, limit=limit, tokens=tokens)
         return self._read(name, "samples", lambda _: command)
 
     def samples_frame(self, name: str, **options: Any) -> Any:

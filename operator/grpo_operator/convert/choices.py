@@ -1,4 +1,4 @@
-"""What the user decides about a conversion, because the configuration does not say it."""
+"""Decisions of the user that a configuration does not contain."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, SAMPLES_PROGRAM, rollout_pool
+from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, rollout_pool
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 from grpo_operator.cli.kubectl.doctor import findings
@@ -26,6 +26,7 @@ from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
 from grpo_operator.client.fork_manifest import fork as fork_manifest
 from grpo_operator.client.fork_manifest import parsed
 from grpo_operator.client.resumption import resumption
+from grpo_operator.client.samples_command import samples_command
 
 app = typer.Typer(
     name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
@@ -128,11 +129,10 @@ def samples(
     output: Format = "text",
 ) -> None:
     """Show prompts, answers and scores of a step of a job that runs."""
-    given = {"--step": step, "--prompt": prompt, "--order": order or None, "--limit": limit}
-    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    command = samples_command(step=step, prompt=prompt, limit=limit, order=order, tokens=tokens)
     with _errors():
         files = JobFiles.of(context.obj, job, "samples")
-        found = files.lines(*SAMPLES_PROGRAM, *options, *(["--tokens"] if tokens else []))
+        found = files.lines(*command)
         if not _show({"items": found}, output):
             typer.echo("\n".join(sample_lines(found)))
 

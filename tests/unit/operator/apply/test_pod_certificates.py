@@ -1,4 +1,4 @@
-"""What the operator creates for pods with ``scheduling.tls``, and when it changes it."""
+"""Objects that the operator creates and renews for ``scheduling.tls``."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""What of a configuration of verl is refused or reported, and how it is read."""
+"""Options of verl that are refused or reported, and the reading of its scripts."""
 
 import pytest
 
