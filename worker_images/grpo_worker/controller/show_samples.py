@@ -10,18 +10,15 @@ from grpo_worker.common.store_path import JobFolder, StorePath
 from grpo_worker.controller.config import load_job_config
 from grpo_worker.samples.reader import samples
 
-_TOKENS = ("prompt_ids", "answer_ids", "rollout_log_probs", "old_log_probs")
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the samples that the options select; exit with 1 and a message if there are none."""
     options = _parser().parse_args(arguments)
     folder = options.folder or _of_this_pod()
     try:
-        found = samples(folder, options.step, options.prompt, options.order)
+        found = samples(folder, options.step, options.prompt, options.order, options.tokens)
         for sample in islice(found, options.limit):
-            kept = {name: value for name, value in sample.items() if options.tokens or name not in _TOKENS}
-            print(json.dumps(kept, default=str))
+            print(json.dumps(sample, default=str))
     except LookupError as error:
         sys.exit(str(error))
 

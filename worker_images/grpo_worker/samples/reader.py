@@ -1,6 +1,7 @@
 """Reads the samples of a step from a job's folder."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -8,16 +9,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo_worker.common.store_path import StorePath, children
+from grpo_worker.samples.table import SCHEMA
 from grpo_worker.samples.writer import FOLDER, file_name, step_of
+
+_TOKENS = ("prompt_ids", "answer_ids", "rollout_log_probs", "old_log_probs")
+_FEW = [name for name in SCHEMA.names if name not in _TOKENS]
 
 
 def samples(
-    folder: StorePath, step: int | None = None, prompt: int | None = None, order: str = ""
+    folder: StorePath,
+    step: int | None = None,
+    prompt: int | None = None,
+    order: str = "",
+    tokens: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield samples of a step as dictionaries. ``folder``: of a job. ``step``: None: the last one.
 
     ``prompt``: only the answers to the prompt of this index. ``order``: column, the smallest value first, or
-    ``-COLUMN``. Raises LookupError that names the steps that there are.
+    ``-COLUMN``. ``tokens``: with the columns that have a value for each token, which are nearly all bytes of
+    a file. Raises LookupError that names the steps that there are.
     """
     names = sorted(children(folder / FOLDER))
     if not names:
@@ -27,8 +37,9 @@ def samples(
         first, last = step_of(names[0]), step_of(names[-1])
         raise LookupError(f"there are no samples of step {step}: there are some of steps {first} to {last}")
     # Threads of pyarrow that still run when the interpreter ends can abort the process.
-    data = pa.BufferReader((folder / FOLDER / wanted).read_bytes())
-    table = pq.ParquetFile(data, pre_buffer=False).read(use_threads=False)
+    file = folder / FOLDER / wanted
+    source = file if isinstance(file, Path) else pa.BufferReader(file.read_bytes())
+    table = pq.ParquetFile(source, pre_buffer=False).read(None if tokens else _FEW, use_threads=False)
     if prompt is not None:
         table = table.filter(pc.equal(table["prompt_index"], prompt))
     if order:
