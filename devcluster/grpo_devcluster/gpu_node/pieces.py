@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_devcluster.stages import StageError
 
-# A call takes 64 MiB: the pieces, the checkout with its 10 MiB, and what a transfer adds to each of its files.
+# A call takes 64 MiB: the pieces, the checkout with its 10 MiB, and what a transfer adds to each file.
 CALL_BYTES = 49 * 2**20
 MANIFEST = "manifest.json"
 
