@@ -36,6 +36,7 @@ from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.validation.sets import ValidationSet
 from grpo_worker.controller.weight_sync.colocated import ColocatedSynchronizer
 from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 from grpo_worker.data.prompts import Prompt, PromptSource
@@ -242,6 +243,9 @@ class Engines(Scorer):
             group.set_exception(error)
         return group
 
+    def sampler(self, params: dict[str, Any], *, n: int, seed: int) -> "ValidationEngines":
+        return ValidationEngines(self._world, self, n)
+
     def _group(self, prompt: Prompt, version: int) -> list[Sample]:
         self._world.before_generation(version)
         if self._world.away():
@@ -262,6 +266,25 @@ class Engines(Scorer):
 
     def score(self, samples: list[Sample]) -> list[float]:
         return [float(sample.ids[0] % 2) for sample in samples]
+
+
+class ValidationEngines:
+    """The same engines, asked for responses of a validation; time does not pass for these."""
+
+    def __init__(self, world: "World", engines: Engines, n: int) -> None:
+        self._world, self._engines, self._n = world, engines, n
+
+    def forget(self) -> None: ...
+
+    def submit(self, prompt: Prompt, version: int, arrived: Any = None) -> "Future[list[Sample]]":
+        group: Future[list[Sample]] = Future()
+        try:
+            self._world.before_validation(version)
+            self._world.validated.append((prompt.index, version))
+            group.set_result([self._engines._sample(prompt, n, version) for n in range(self._n)])
+        except TimeoutError as error:
+            group.set_exception(error)
+        return group
 
 
 class World:
@@ -289,6 +312,8 @@ class World:
         self.keeps_gpus: Callable[[], str] = lambda: ""  # why engines do not release them, or ""
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
+        self.before_validation: Callable[[int], None] = lambda _version: None
+        self.validated: list[tuple[int, int]] = []  # (prompt, version), also of validations that did not end
         self.routing_replay = False
         self.transport = Transport()  # that NCCL chose, if the ranks have GPUs
         self.damaged: set[str] = set()  # checkpoints in which ranks read changed values
@@ -338,7 +363,15 @@ class World:
             RunRecord.load(self.folder.store / "run.json"), self.spec.restart_policy, self.departure
         )
         failures.resume(self.resumes)
-        inputs = Inputs(model, source, cast(Any, self.engines), Fork.of(self.spec, self.fork_from))
+        sets = tuple(
+            ValidationSet(
+                one.name, open_gym(one.data, seed=9), model.tokenizer, cast(Any, self.engines),
+                2**40 * (number + 1), one.prompts or 8, 4096,
+            )
+            for number, one in enumerate(self.spec.validation.sets if self.spec.validation else [])
+        )  # fmt: skip
+        fork = Fork.of(self.spec, self.fork_from)
+        inputs = Inputs(model, source, cast(Any, self.engines), fork, sets)
         client = cast(RolloutClient, self.engines)
         update = self.board.update
 
@@ -371,3 +404,16 @@ class World:
     def engines_protocol(self) -> Any:
         """Return the engines; direct transfers, which they lack, are not used."""
         return self.engines
+
+
+def shared_gpus() -> dict[str, Any]:
+    """Return the fields of a job whose engine uses the trainers' GPUs."""
+    spec = job()["spec"]
+    offload = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
+    template = spec["rollout"]["template"] | {"replicas": 1, "minAvailable": 1}
+    template["engine"] |= {"device": "cuda"}
+    return {
+        "mode": "colocated",
+        "trainer": spec["trainer"] | {"device": "cuda", "offload": offload},
+        "rollout": spec["rollout"] | {"template": template},
+    }

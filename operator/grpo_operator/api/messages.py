@@ -128,6 +128,16 @@ class EngineSummary(Message):
     reason: str = ""
 
 
+class ValidationResult(Message):
+    """Mean score of a validation set: after the last step that was validated, and the best one."""
+
+    set: str
+    step: int
+    score: float
+    best_step: int
+    best_score: float
+
+
 class ControllerStatus(Message):
     """Progress of a run, served by the controller pod. It is also served while that pod fetches volumes.
 
@@ -151,6 +161,7 @@ class ControllerStatus(Message):
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
     ``writer``: identity of the job, "" from an image that does not report it yet.
+    ``validation``: of each validation set.
     ``resumed_from``: checkpoint of another job that this controller has started the job from, or "".
     ``resumes``: those in its JobConfig, None from an image that does not report them yet.
     """
@@ -193,6 +204,7 @@ class ControllerStatus(Message):
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
     writer: str = ""
+    validation: list[ValidationResult] = Field(default_factory=list)
     resumed_from: str = ""
     resumes: int | None = None
     superseded: bool = False

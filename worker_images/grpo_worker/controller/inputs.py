@@ -15,6 +15,7 @@ from grpo_worker.checkpointing.restart_point import CHECKPOINTS
 from grpo_worker.checkpointing.store import model_digest
 from grpo_worker.controller.model_files import ModelFiles, open_model
 from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.validation.sets import ValidationSet, open_sets
 from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import SCHEME, PromptFormat, Task, open_gym
 from grpo_worker.data.tokenizer import TextTokenizer
@@ -28,12 +29,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that the loop reads apart from its spec. ``fork``: what it takes over from another job."""
+    """Everything that the loop reads apart from its spec.
+
+    ``fork``: what it takes over from another job. ``validation``: sets of prompts that are not trained on.
+    """
 
     model: ModelFiles
     source: PromptSource
     reward: RewardManager
     fork: Fork | None = None
+    validation: tuple[ValidationSet, ...] = ()
 
 
 def read_inputs(
@@ -69,7 +74,17 @@ def read_inputs(
     board.update(sandbox_problem=sandbox_problem(spec.reward))
     source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
     source.check()
-    return Inputs(model, source, reward, fork)
+    if spec.validation is not None:
+        board.update(message="reading validation.sets")
+    try:
+        validation = open_sets(
+            spec.validation, spec.data, spec.reward, model.tokenizer, spec.seed, config.store / "datasets",
+            open_task, start_workers,
+        )  # fmt: skip
+    except Exception:
+        reward.close()
+        raise
+    return Inputs(model, source, reward, fork, validation)
 
 
 def open_task(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path) -> Task:

@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -28,6 +29,7 @@ from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.controller.training.image_versions import check_pool
+from grpo_worker.controller.validation.validator import validator_of
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
 from grpo_worker.metrics.generation import refused_message
 from grpo_worker.metrics.gpu_time import Use
@@ -97,6 +99,11 @@ class GrpoLoop:
         self._checkpoints = RunCheckpoints(
             spec, folder, trainers, self._scheduler, board, self._state, self._flush, self._parking,
             self._record.check_claims, inputs.fork,
+        )  # fmt: skip
+        self._validator = validator_of(
+            spec, folder, inputs.validation, client, inputs.model.tokens.end,
+            partial(self._gpus.generates, purpose="validation"), self._records.validated,
+            self._record.check_claims,
         )  # fmt: skip
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
@@ -184,6 +191,7 @@ class GrpoLoop:
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
         self._samples.truncate(self._step)
+        self._validator.begin_attempt(self._step)
 
     def _check_engines(self) -> str:
         """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
@@ -198,6 +206,9 @@ class GrpoLoop:
         self._report()
         self._gpus.trains(Use.WAIT)
         rollouts = self._generate(version, timer)
+        self._validator.begin(version)
+        if self._spec.shares_gpus:
+            self._wait_for_validation(timer)
         self._poll_checkpoint()
         self._gpus.trains(Use.SYNC if self._spec.shares_gpus else Use.TRAIN)
         self._parking.run(lambda: self._weights.before_training(timer), lambda: self._save_parked(rollouts))
@@ -275,9 +286,24 @@ class GrpoLoop:
 
         try:
             self._parking.run(lambda: self._scheduler.before_push(timer), park)
+            self._wait_for_validation(timer)
         except LeavingError:
             self._note_trained(step, rollouts, metrics, timer)
             raise
+
+    def _wait_for_validation(self, timer: StepTimer) -> None:
+        """Wait until no engine responds for a validation any more: its weights are about to change."""
+        if self._spec.validation is None:
+            return
+        with timer.phase("testing"):
+            self._validator.finish(self._departure.check)
+
+    def _validate_last(self) -> None:
+        """Validate the final weights, if their turn has come."""
+        timer = StepTimer(self._clock)
+        self._parking.run(lambda: self._weights.before_generation(timer))
+        self._validator.begin(Version(self._step))
+        self._wait_for_validation(timer)
 
     def _note_trained(
         self, step: int, rollouts: RolloutBatch, metrics: dict[str, float], timer: StepTimer
@@ -346,6 +372,7 @@ class GrpoLoop:
         self._ledger.flush()
         self._records.flush()
         self._samples.flush()
+        self._validator.flush()
 
     def _suspend_if_requested(self) -> None:
         if not self._board.get().suspend_requested:
@@ -359,6 +386,8 @@ class GrpoLoop:
         self._report(phase=Phase.TRAINING, message="")
 
     def _finish(self) -> None:
+        if self._spec.validation is not None:
+            self._validate_last()
         self._save_now()
         if self._spec.checkpoint.export_at_end:
             self._checkpoints.export(self._step)
@@ -413,4 +442,5 @@ class GrpoLoop:
         self._failures.forget_nodes(self._board.get().forget_nodes)
         changes |= self._failures.counts() | self._gpus.report()
         changes["last_recovery"] = self._recovery.last
+        changes["validation"] = self._validator.results
         self._board.update(step=self._step, attempt=self._record.attempt, **changes)

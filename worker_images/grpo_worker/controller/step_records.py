@@ -77,6 +77,10 @@ class StepRecords:
         times = timer.seconds | {"timing_s/controller_cpu": timer.cpu()}
         return self._thread.submit(self._write, step, metrics | times, pushed, time.time())
 
+    def validated(self, step: int, metrics: dict[str, float]) -> None:
+        """Show the metrics of a validation, after the record of its step."""
+        self._thread.submit(self._writer.show, step, metrics)
+
     def flush(self) -> None:
         """Wait until all records are on the store: only then may a checkpoint of their steps count."""
         self._writer.flush()

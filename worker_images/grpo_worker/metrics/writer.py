@@ -50,6 +50,12 @@ class MetricsWriter:
             _GAUGE.labels(name).set(value)
         self._each(lambda sink: sink.write(step, metrics))
 
+    def show(self, step: int, metrics: dict[str, float]) -> None:
+        """Show metrics of a step that its record does not have: they have a record of their own."""
+        for name, value in metrics.items():
+            _GAUGE.labels(name).set(value)
+        self._each(lambda sink: sink.write(step, metrics))
+
     def flush(self) -> None:
         """Wait until all records are on the store: only then may a checkpoint of their steps count."""
         self._log.flush()

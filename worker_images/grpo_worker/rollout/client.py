@@ -24,6 +24,23 @@ from grpo_worker.rollout.sampling import Sample
 _CANCEL_SECONDS = 0.2  # between two looks at ``cancelled``
 
 
+class Sampler:
+    """Client of the same engines with sampling parameters of its own; its samples wait behind all others."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, generator: Generator, wishes: Wishes) -> None:
+        self._loop, self._generator, self._wishes = loop, generator, wishes
+
+    def submit(self, prompt: Prompt, version: int, arrived: Arrived | None = None) -> "Future[list[Sample]]":
+        """Start to generate a prompt's samples; see ``RolloutClient.submit``."""
+        return asyncio.run_coroutine_threadsafe(
+            self._generator.group(prompt, version, self._wishes, arrived), self._loop
+        )
+
+    def forget(self) -> None:
+        """Forget the tokens of groups that no engine served."""
+        self._loop.call_soon_threadsafe(self._generator.forget)
+
+
 class RolloutClient:
     """Client of all engines: token ids in, token ids and log-probabilities out. Thread-safe.
 
@@ -97,6 +114,16 @@ class RolloutClient:
         experts of each token.
         """
         self._wishes = Wishes(params, experts)
+
+    def sampler(self, params: dict[str, Any], *, n: int, seed: int) -> Sampler:
+        """Return a client that draws ``n`` samples of each prompt with other parameters.
+
+        Its prompts must have indices that no prompt of this client has.
+        """
+        generator = Generator(
+            self._dispatcher, self._http, self._watch, seed=seed, n=n, partial=False, last=True
+        )
+        return Sampler(self._loop, generator, Wishes(params))
 
     def stalled(self, limit: float) -> str:
         """Return why no token of an awaited sample arrived for ``limit`` seconds; "" if one did."""

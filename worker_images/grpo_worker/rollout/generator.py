@@ -34,6 +34,7 @@ from grpo_worker.rollout.unfinished import Unfinished
 log = logging.getLogger(__name__)
 REFUSALS = 3  # by different engines, or by all that serve: the request itself is at fault
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the next attempt of a sample that makes no progress
+_LAST = 2**62  # order of the first sample behind all others
 Arrived = Callable[[Sample], None]
 
 
@@ -60,12 +61,15 @@ class Generator:
 
     def __init__(
         self, dispatcher: Dispatcher, http: EngineHttp, watch: SampleWatch, *, seed: int, n: int,
-        partial: bool,
+        partial: bool, last: bool = False,
     ) -> None:  # fmt: skip
-        """Create a generator of ``n`` samples a prompt; ``partial`` as for RolloutClient."""
+        """Create a generator of ``n`` samples a prompt; ``partial`` as for RolloutClient.
+
+        ``last``: its samples wait until those of all other generators have engines.
+        """
         self._dispatcher, self._http, self._watch = dispatcher, http, watch
         self._seed, self._n, self._partial = seed, n, partial
-        self._orders = itertools.count()
+        self._orders = itertools.count(_LAST if last else 0)
         self._served = Served()
         self._given_up = GivenUp()
         self._evidence: dict[int, list[Evidence]] = {}  # against prompts whose groups were given up

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.validation import ValidationSpec
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.routed_experts import RoutedExperts
 
@@ -68,6 +69,18 @@ def sampling_params(algorithm: AlgorithmSpec, max_tokens: int, end: Sequence[int
     if algorithm.stop:
         # The tokens of a stop text stay in the response: they were sampled and are trained on.
         params |= {"stop": list(algorithm.stop), "no_stop_trim": True}
+    return params
+
+
+def validation_params(
+    algorithm: AlgorithmSpec, validation: ValidationSpec, max_tokens: int, end: Sequence[int]
+) -> dict[str, Any]:
+    """Return the parameters of a validation: those of the job, with a temperature and a length of its own."""
+    params = sampling_params(algorithm, validation.response_length or max_tokens, end)
+    params["temperature"] = validation.temperature
+    if validation.temperature == 0:
+        for name in ("top_p", "top_k", "min_p"):
+            params.pop(name, None)
     return params
 
 

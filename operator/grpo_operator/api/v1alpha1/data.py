@@ -10,6 +10,9 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec
 
 GYM = "reasoning-gym:"
+SOURCE_PATTERN = (
+    r"^(reasoning-gym:[a-z0-9_]+(\?[a-z0-9_=&.-]+)?|(/|[a-z][a-z0-9+]*://).+\.(parquet|jsonl|json))$"
+)
 Function = Annotated[
     str,
     Field(
@@ -39,7 +42,7 @@ class DataSpec(Model):
     train: str = Field(
         min_length=1,
         max_length=1024,
-        pattern=r"^(reasoning-gym:[a-z0-9_]+(\?[a-z0-9_=&.-]+)?|(/|[a-z][a-z0-9+]*://).+\.(parquet|jsonl|json))$",
+        pattern=SOURCE_PATTERN,
         description="reasoning-gym:TASK?key=value&...: generated prompts, reproducible by seed, with a "
         "built-in verifier; or the path, glob pattern or fsspec URL of Parquet or JSON-lines files, which "
         "need spec.reward",

@@ -17,6 +17,7 @@ from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
+from grpo_operator.api.v1alpha1.validation import VALIDATION_RULES, ValidationSpec
 
 
 class ControllerSpec(WithOverlay):
@@ -260,6 +261,11 @@ _UPDATE_RULES = (
         "rollout.poolRef is fixed once the job exists: create a new job",
     ),
     UpdateRule(
+        "has(oldSelf.validation) == has(self.validation)"
+        " && (!has(self.validation) || oldSelf.validation == self.validation)",
+        "validation is fixed once the job exists: create a new job",
+    ),
+    UpdateRule(
         "has(oldSelf.checkpoint.resumeFrom) == has(self.checkpoint.resumeFrom)"
         " && (!has(self.checkpoint.resumeFrom)"
         " || oldSelf.checkpoint.resumeFrom == self.checkpoint.resumeFrom)",
@@ -297,7 +303,7 @@ def _same_gpus(engine: EngineSpec, trainer: TrainerSpec) -> bool:
 class GRPOJobSpec(Model):
     """Desired training run."""
 
-    rules = (*_RULES, *OBJECT_STORE_RULES, *_COLOCATION_RULES)
+    rules = (*_RULES, *VALIDATION_RULES, *OBJECT_STORE_RULES, *_COLOCATION_RULES)
     update_rules = _UPDATE_RULES
     model: ModelSpec
     data: DataSpec
@@ -306,6 +312,7 @@ class GRPOJobSpec(Model):
         None, description="reward of the responses; default: the task's built-in verifier"
     )
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
+    validation: ValidationSpec | None = Field(None, description="default: no validation")
     controller: ControllerSpec = Field(default_factory=ControllerSpec)
     head: HeadSpec = Field(default_factory=HeadSpec)
     trainer: TrainerSpec

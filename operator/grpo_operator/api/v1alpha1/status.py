@@ -18,6 +18,7 @@ from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, Resumpti
 
 MAX_SICK_NODES = 32  # in a job's status
 MAX_STRAGGLERS = 8
+MAX_VALIDATION_SETS = 16
 MAX_FAILING_NODES = 32
 
 
@@ -147,6 +148,16 @@ class StragglerStatus(Model):
     node: str = Field("", max_length=253, description="name of the pod's node")
     ratio: str = Field(max_length=16, description="its time in relation to the median of its pipeline stage")
     steps: int = Field(description="number of slow steps in a row")
+
+
+class ValidationStatus(Model):
+    """Mean score of a validation set."""
+
+    set: str = Field(max_length=40, description="name of the set")
+    step: int = Field(description="last validated step")
+    score: str = Field(max_length=16, description="mean score after that step")
+    best_step: int = Field(description="step with the best mean score")
+    best_score: str = Field(max_length=16, description="best mean score")
 
 
 class FailingNodeStatus(Model):
@@ -367,6 +378,9 @@ class GRPOJobStatus(Model):
     )
     stragglers: list[StragglerStatus] | None = Field(
         None, max_length=MAX_STRAGGLERS, description="ranks that are slow now, the slowest first"
+    )
+    validation: list[ValidationStatus] | None = Field(
+        None, max_length=MAX_VALIDATION_SETS, description="scores of the validation sets"
     )
     failing_nodes: list[FailingNodeStatus] | None = Field(
         None,

@@ -82,6 +82,9 @@ def _lines(status: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     yield "next attempt", str(status.get("nextAttemptAt") or "")
     effective = (status.get("goodput") or {}).get("effective")
     yield "goodput", f"{effective} % of the GPU time" if effective else ""
+    for one in status.get("validation") or []:
+        best = f"best {one['bestScore']} after step {one['bestStep']}"
+        yield "validation", f"{one['set']}: {one['score']} after step {one['step']}, {best}"
     for straggler in status.get("stragglers") or []:
         yield (
             "straggler",

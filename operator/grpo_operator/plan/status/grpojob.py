@@ -33,6 +33,7 @@ from grpo_operator.plan.status.problems import problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.status.remaining import remaining
 from grpo_operator.plan.status.stragglers import straggler_statuses
+from grpo_operator.plan.status.validation import validation_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
 
@@ -117,6 +118,7 @@ def job_status(
             "goodput": goodput_status(old.goodput, spec, observed.controller),
             "last_recovery": _recovery(old, observed.controller),
             "stragglers": straggler_statuses(observed) or None,
+            "validation": validation_statuses(old.validation, observed.controller),
             "failing_nodes": list(observed.failing_nodes) or None,
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,

@@ -28,6 +28,8 @@ MODEL_VOLUME = {"mountPath": "/models", "pvc": "models"}
 HUB = {"mountPath": "/models", "uri": "hf://org/name"}
 ENGINE = "rollout.template.engine"
 FILES = {"data.train": "/data/train.jsonl", "reward": {"builtin": "math"}}
+GCD = {"name": "gcd", "data": "reasoning-gym:gcd"}
+ROWS = {"name": "rows", "data": "/data/test.jsonl"}
 COLOCATED = {
     "mode": "colocated",
     "trainer": {
@@ -84,6 +86,29 @@ CASES: dict[str, Changes] = {
     "file in a volume": {**FILES, "data.volume": {"mountPath": "/data", "pvc": "x"}},
     "file in another volume": {**FILES, "data.volume": MODEL_VOLUME},
     "file that is a volume": {**FILES, "data.volume": {"mountPath": "/data/train.jsonl", "pvc": "x"}},
+    "validation": {"validation": {"sets": [GCD]}},
+    "validation of two sets": {"validation": {"sets": [GCD, {**GCD, "name": "other"}]}},
+    "validation of two sets with one name": {"validation": {"sets": [GCD, GCD]}},
+    "validation by sampling": {"validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7}},
+    "validation by greedy samples": {"validation": {"sets": [GCD], "samplesPerPrompt": 4}},
+    "validation with long responses": {"validation": {"sets": [GCD], "responseLength": 10**6}},
+    "validation with short responses": {"validation": {"sets": [GCD], "responseLength": 1}},
+    "validation by files without reward": {"validation": {"sets": [ROWS]}},
+    "validation by files": {**FILES, "validation": {"sets": [ROWS]}},
+    "validation by a reward model": {
+        "reward": {"model": {"path": "/judge"}},
+        "validation": {"sets": [GCD]},
+    },
+    "validation in a volume": {
+        **FILES,
+        "data.volume": {"mountPath": "/data", "pvc": "x"},
+        "validation": {"sets": [ROWS]},
+    },
+    "validation beside a volume": {
+        **FILES,
+        "data.volume": {"mountPath": "/data", "pvc": "x"},
+        "validation": {"sets": [{**ROWS, "data": "/other/test.jsonl"}]},
+    },
     "model in a volume": {"model": {"path": "/models/tiny", "volume": MODEL_VOLUME}},
     "model that is a volume": {"model": {"path": "/models", "volume": MODEL_VOLUME}},
     "model beside a volume": {"model": {"path": "/models-2/tiny", "volume": MODEL_VOLUME}},
@@ -407,6 +432,7 @@ CASES: dict[str, Changes] = {
 FIXED: dict[str, Changes] = {
     "model, data, reward": {"trainer.nodes": 4},
     "rollout.poolRef is fixed": {"rollout": {"poolRef": {"name": "x"}}},
+    "validation is fixed": {"validation": {"sets": [GCD]}},
     "mode is fixed": {"mode": "colocated"},
     "managedBy is fixed": {"managedBy": "kueue.x-k8s.io/multikueue"},
     "head.gcsFaultTolerance is fixed": {"head.gcsFaultTolerance": {"redisAddress": "redis:6379"}},

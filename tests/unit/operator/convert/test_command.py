@@ -39,7 +39,7 @@ def test_the_manifest_goes_to_stdout_and_the_lists_to_stderr(
     [
         ("8", [], "trainer.nnodes=${NODES}: line 3: the script does not set NODES: add --define NODES=VALUE"),
         ("many", ["--define=NODES=1"], "actor_rollout_ref.rollout.n=many: write a whole number"),
-        ("8", ["--define=NODES=1", "--strict"], "data.val_files=x: jobs do not validate"),
+        ("8", ["--define=NODES=1", "--strict"], "data.val_files=x: add validation"),
         ("8", ["--define=NODES=1", "--reward=poem"], "--reward=poem: write math, code, json, choice, /FILE"),
     ],
 )

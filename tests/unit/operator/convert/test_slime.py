@@ -131,7 +131,7 @@ def test_engines_keep_their_own_gpus() -> None:
 def test_what_is_elsewhere_or_has_no_counterpart_is_reported() -> None:
     missing = converted("--eval-interval 5 --some-flag").missing
     assert any("${MODEL_ARGS[@]}: set in another file: the model's sizes" in line for line in missing)
-    assert any("--eval-interval=5: jobs do not validate" in line for line in missing)
+    assert any("--eval-interval=5: add validation" in line for line in missing)
     assert any("--some-flag=true: no counterpart is known" in line for line in missing)
 
 

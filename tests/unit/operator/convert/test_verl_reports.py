@@ -84,7 +84,7 @@ def test_what_would_train_something_else_is_an_error(changes: dict[str, str | No
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"data.val_files": "test.parquet"}, "data.val_files=test.parquet: jobs do not validate"),
+        ({"data.val_files": "test.parquet"}, "data.val_files=test.parquet: add validation"),
         (
             {"data.truncation": "left"},
             "data.truncation=left: prompts longer than data.promptLength are skipped",

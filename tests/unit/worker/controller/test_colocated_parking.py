@@ -7,20 +7,13 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import Phase
-from support.loop_world import World
-from support.objects import job
+from support.loop_world import World, shared_gpus
 
 OUTAGE = 7200.0  # seconds
 
 
 def _world(store: Path) -> World:
-    spec = job()["spec"]
-    offload = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
-    template = spec["rollout"]["template"] | {"replicas": 1, "minAvailable": 1}
-    template["engine"] |= {"device": "cuda"}
-    trainer = spec["trainer"] | {"device": "cuda", "offload": offload}
-    rollout = spec["rollout"] | {"template": template}
-    return World(store, mode="colocated", trainer=trainer, rollout=rollout)
+    return World(store, **shared_gpus())
 
 
 def _steps(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -308,3 +308,23 @@ def test_answers_of_hours_are_no_stall_while_tokens_arrive(world: Worlds) -> Non
         slow.at(3600.0 * hour, lambda: told.append(slow.client.stalled(200)))
     assert_undisturbed(slow.generate(prompts(1)), prompts(1), 2, 4000)
     assert told == ["", ""] and slow.loop.time() > 7200
+
+
+def test_samples_of_a_validation_wait_behind_all_others_and_have_parameters_of_their_own(
+    world: Worlds,
+) -> None:
+    busy = world(1, n=4, tokens=8, max_running=4, seconds=8.0)
+    asked = prompts(3)
+    sampler = busy.client.sampler(
+        {"max_new_tokens": 3, "temperature": 0.0, "stop_token_ids": [END]}, n=1, seed=0
+    )
+    ended: list[str] = []
+    with busy.loop.held():
+        first = sampler.submit(Prompt(2**40, asked[0].ids), 1)
+        groups = [busy.client.submit(prompt, 1) for prompt in asked]
+        for name, group in (("validation", first), *(("training", group) for group in groups)):
+            group.add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
+    (sample,) = first.result(120)
+    assert_undisturbed([sample for group in groups for sample in group.result(120)], asked, 4, 8)
+    assert ended[-1] == "validation", "although it was the first one to be asked for"
+    assert (sample.prompt_index, len(sample.ids)) == (2**40, 3)

@@ -40,6 +40,7 @@ class GpuTime:
         self._suspends = suspends
         self._furthest = 0  # the last step that was ever finished
         self._before: Use | None = None  # what the trainers did before a pause
+        self._purposes: set[str] = set()  # for which answers are generated now
         self._load(resumed)
         self._last = self._now()
         if resumed:
@@ -52,11 +53,12 @@ class GpuTime:
             self._before = None
             self._account.trains(use)
 
-    def generates(self, generating: bool) -> None:
-        """Record whether answers are generated from now on."""
+    def generates(self, generating: bool, purpose: str = "training") -> None:
+        """Record whether answers are generated for a purpose from now on."""
         with self._lock:
             self._advance()
-            self._account.generates(generating)
+            (self._purposes.add if generating else self._purposes.discard)(purpose)
+            self._account.generates(bool(self._purposes))
 
     def stops(self, cause: str) -> None:
         """Record that the trainers can do nothing because of ``cause``."""

@@ -1,0 +1,112 @@
+"""The loop with validation: the training is the same, and each version is validated once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.v1alpha1.status import Phase
+from support.loop_world import World, shared_gpus
+
+SETS = [
+    {"name": "gcd", "data": "reasoning-gym:gcd", "prompts": 5},
+    {"name": "more", "data": "reasoning-gym:gcd"},
+]
+TIMES = ("seconds", "wall_time")
+
+
+def _world(folder: Path, validation: dict[str, Any] | None = None, **changes: Any) -> World:
+    return World(folder, validation={"sets": SETS, "everySteps": 2} | (validation or {}), **changes)
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "validation.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def _losses(folder: Path) -> list[tuple[int, float, float]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r["actor/loss"], r["critic/score/mean"]) for r in records]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calm")
+    world = _world(folder)
+    world.run()
+    assert world.board.get().phase == Phase.SUCCEEDED
+    return folder
+
+
+def test_validation_changes_nothing_of_the_training(tmp_path: Path, calm: Path) -> None:
+    ledger = World(tmp_path).run()
+    assert [json.loads(line) for line in (calm / "ledger.jsonl").read_text().splitlines()] == ledger
+    assert _losses(calm) == _losses(tmp_path)
+
+
+def test_versions_are_validated_when_their_turn_comes_and_the_status_has_the_best(tmp_path: Path) -> None:
+    world = _world(tmp_path)
+    world.run()
+    results = _results(tmp_path)
+    assert [(r["step"], r["set"], r["prompts"]) for r in results] == [
+        (step, name, count) for step in (0, 2, 4, 6) for name, count in (("gcd", 5.0), ("more", 8.0))
+    ]
+    assert {version for _, version in world.validated} == {0, 2, 4, 6}
+    scores = {r["step"]: r["score/mean"] for r in results if r["set"] == "gcd"}
+    shown = world.board.get().validation[0]
+    assert (shown.step, shown.score) == (6, scores[6])
+    assert shown.best_score == max(scores.values()) == scores[shown.best_step]
+
+
+def test_the_last_step_is_always_validated_and_the_first_weights_only_if_wanted(tmp_path: Path) -> None:
+    _world(tmp_path, {"everySteps": 5, "beforeTraining": False}).run()
+    assert [r["step"] for r in _results(tmp_path)] == [5, 5, 6, 6]
+
+
+def test_a_restart_validates_nothing_twice(tmp_path: Path, calm: Path) -> None:
+    world = _world(tmp_path)
+    died: list[int] = []
+
+    def die(updates: int) -> None:
+        if updates == 5 and not died:
+            died.append(updates)
+            world.groups[-1].died.set_exception(world.groups[-1].death())
+            raise world.groups[-1].death()
+
+    world.before_update = die
+    world.run()
+    assert died and world.starts == 2
+    assert _results(tmp_path) == _results(calm)
+    assert world.board.get().validation == _status_of(calm, tmp_path)
+
+
+def test_a_validation_without_engines_is_given_up_and_costs_nothing_else(tmp_path: Path, calm: Path) -> None:
+    world = _world(tmp_path)
+
+    def away(version: int) -> None:
+        if version == 2:
+            raise TimeoutError("no engine serves version 2 after 480 s")
+
+    world.before_validation = away
+    world.run()
+    status = world.board.get()
+    assert status.phase == Phase.SUCCEEDED and status.times_parked == 0 and world.starts == 1
+    assert _losses(tmp_path) == _losses(calm)
+    assert _results(tmp_path) == [r for r in _results(calm) if r["step"] != 2]
+
+
+def test_engines_on_the_trainers_gpus_validate_before_they_release_them(tmp_path: Path, calm: Path) -> None:
+    world = _world(tmp_path, **shared_gpus())
+    held: list[tuple[str, ...]] = []
+    world.before_validation = lambda _version: held.append(world.engines_hold)
+    world.run()
+    assert held and all(held), "engines hold their memory"
+    assert _results(tmp_path) == _results(calm)
+
+
+def _status_of(calm: Path, folder: Path) -> Any:
+    """Return the status of a run with the results of ``calm``."""
+    again = _world(folder / "again")
+    again.run()
+    return again.board.get().validation

@@ -1,0 +1,1 @@
+"""Validation: scores of weight versions on prompts that are not trained on."""

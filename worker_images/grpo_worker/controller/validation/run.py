@@ -1,0 +1,58 @@
+"""Validation of one weight version: responses of engines to all prompts, and their scores."""
+
+import threading
+from collections.abc import Sequence
+
+from grpo_worker.controller.generation.group import Group, GroupClient
+from grpo_worker.controller.generation.group_scoring import GroupScoring
+from grpo_worker.controller.validation.scores import SetScores
+from grpo_worker.controller.validation.sets import ValidationSet
+from grpo_worker.rollout.sampling import PromptRefusedError
+from grpo_worker.weightsync.protocol.version import Version
+
+
+def validate(
+    sets: Sequence[ValidationSet], version: Version, client: GroupClient, *, n: int, pass_score: float,
+    at_once: int, cancelled: threading.Event,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Return the figures of each set at a weight version.
+
+    ``client``: draws ``n`` responses to a prompt. ``at_once``: prompts whose responses are in memory at most.
+
+    Raises CancelledError once ``cancelled`` is set, and the errors of generation and reward.
+    """
+    return {
+        one.name: _validate(one, version, client, SetScores(n, pass_score), at_once, cancelled).figures()
+        for one in sets
+    }
+
+
+def _validate(
+    one: ValidationSet, version: Version, client: GroupClient, scores: SetScores, at_once: int,
+    cancelled: threading.Event,
+) -> SetScores:  # fmt: skip
+    scoring, groups, prompts = GroupScoring(), dict[int, Group](), one.prompts()
+    more = True
+    try:
+        while True:
+            while more and len(groups) < at_once:
+                prompt = next(prompts, None)
+                if prompt is None:
+                    more = False
+                    break
+                groups[prompt.index] = Group(prompt, version, client, one.reward)
+                scoring.add(groups[prompt.index])
+            if not groups:
+                return scores
+            for arrived in scoring.wait(cancelled):
+                if isinstance(arrived, PromptRefusedError):
+                    del groups[arrived.prompt.index]
+                    scores.refused += 1
+                    continue
+                prompt, samples, values = arrived
+                del groups[prompt.index]
+                scores.add(prompt.index, values, sum(len(sample.ids) for sample in samples))
+    finally:
+        scoring.cancel()
+        for group in groups.values():
+            group.cancel()

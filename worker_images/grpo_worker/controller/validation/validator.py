@@ -1,0 +1,187 @@
+"""Validator: validates weight versions beside the steps, and keeps the results."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, Protocol
+
+from grpo_operator.api.messages import ValidationResult
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.common.step_log import StepLog
+from grpo_worker.common.store_path import JobFolder
+from grpo_worker.controller.generation.group import GroupClient
+from grpo_worker.controller.validation.run import validate
+from grpo_worker.controller.validation.scores import metrics_of
+from grpo_worker.controller.validation.sets import ValidationSet
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.sampling import validation_params
+from grpo_worker.weightsync.protocol.version import Version
+
+log = logging.getLogger(__name__)
+FILE = "validation.jsonl"
+_LOOK_SECONDS = 0.2  # between two looks at why a wait might end
+Figures = dict[str, dict[str, float]]
+
+
+class Validator(Protocol):
+    """The part of a validator that the loop uses."""
+
+    def begin_attempt(self, step: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended."""
+
+    def begin(self, version: Version) -> None:
+        """Start to validate a version that engines serve, if its turn has come and it was not validated."""
+
+    def finish(self, check: Callable[[], None]) -> None:
+        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait."""
+
+    def flush(self) -> None:
+        """Wait until all results are on the store."""
+
+    @property
+    def results(self) -> list[ValidationResult]:
+        """Last and best score of each set, for the status."""
+
+
+class NoValidator:
+    """Validator of a job that names no validation sets."""
+
+    results: list[ValidationResult] = []
+
+    def begin_attempt(self, step: int) -> None:
+        """Do nothing."""
+
+    def begin(self, version: Version) -> None:
+        """Do nothing."""
+
+    def finish(self, check: Callable[[], None]) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+class VersionValidator:
+    """Validates versions in a thread of its own; a version is validated once, whatever restarts.
+
+    When no engine serves the version, its validation is given up: it is not worth a pause of the training.
+    """
+
+    def __init__(
+        self, spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: GroupClient,
+        generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
+        check: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """``generates``: is called when engines begin and end to respond. ``report``: is called with the step
+        and the metrics of a version. ``check``: see StepLog.
+        """
+        assert spec.validation is not None
+        self._spec, self._total = spec.validation, spec.total_steps
+        self._generates, self._report = generates, report
+        self._path = folder.disk / FILE
+        self._log = StepLog(self._path, check, folder.pieces)
+        self._validate = partial(
+            validate, sets, client=client, n=spec.validation.samples_per_prompt,
+            pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size,
+        )  # fmt: skip
+        self._client = client
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")
+        self._running: tuple[Version, float, Future[Figures]] | None = None
+        self._cancelled = threading.Event()
+        self._results: dict[str, ValidationResult] = {}
+        self._last = -1  # the last version that was validated
+
+    @property
+    def results(self) -> list[ValidationResult]:
+        """Last and best score of each set, for the status."""
+        return list(self._results.values())
+
+    def begin_attempt(self, step: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended."""
+        self._cancelled.set()
+        if self._running is not None:
+            wait([self._running[2]])
+            self._client.forget()
+        self._running, self._cancelled = None, threading.Event()
+        self._log.truncate(step)
+        self._results, self._last = {}, -1
+        for line in self._path.read_text().splitlines():
+            record = json.loads(line)
+            self._note(record["step"], record["set"], record)
+
+    def begin(self, version: Version) -> None:
+        """Start to validate a version that engines serve, if its turn has come and it was not validated."""
+        if self._due(version) and version > self._last:
+            validated = self._thread.submit(self._run, version, self._cancelled)
+            self._running = version, time.monotonic(), validated
+
+    def finish(self, check: Callable[[], None]) -> None:
+        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait."""
+        if self._running is None:
+            return
+        version, began, validated = self._running
+        while not wait([validated], _LOOK_SECONDS).done:
+            check()
+        self._running = None
+        try:
+            figures = validated.result()
+        except (TimeoutError, ConnectionError) as error:
+            log.warning("the validation of step %d is given up: %s", version, error)
+            return
+        seconds = round(time.monotonic() - began, 3)
+        records: list[dict[str, Any]] = [
+            {"set": name, "seconds": seconds, **found} for name, found in figures.items()
+        ]
+        self._log.append(version, records)
+        for record in records:
+            self._note(version, record["set"], record)
+        self._report(version, metrics_of(figures))
+
+    def flush(self) -> None:
+        """Wait until all results are on the store."""
+        self._log.flush()
+
+    def _due(self, version: Version) -> bool:
+        if version == 0:
+            return self._spec.before_training
+        return version % self._spec.every_steps == 0 or version == self._total
+
+    def _run(self, version: Version, cancelled: threading.Event) -> Figures:
+        if cancelled.is_set():
+            raise CancelledError
+        self._generates(True)
+        try:
+            return self._validate(version, cancelled=cancelled)
+        finally:
+            self._generates(False)
+
+    def _note(self, step: int, name: str, figures: dict[str, Any]) -> None:
+        """Note the score of a set for the status."""
+        self._last = max(self._last, step)
+        score = figures.get("score/mean")
+        if score is None:
+            return
+        best = self._results.get(name)
+        if best is None or score > best.best_score:
+            self._results[name] = ValidationResult(
+                set=name, step=step, score=score, best_step=step, best_score=score
+            )
+        else:
+            self._results[name] = best.updated(step=step, score=score)
+
+
+def validator_of(
+    spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: RolloutClient,
+    end: Sequence[int], generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
+    check: Callable[[], None],
+) -> Validator:  # fmt: skip
+    """Return the validator of a job. ``end``: ids of tokens that end a response; others as there."""
+    if spec.validation is None:
+        return NoValidator()
+    params = validation_params(spec.algorithm, spec.validation, spec.data.response_length, end)
+    sampler = client.sampler(params, n=spec.validation.samples_per_prompt, seed=spec.seed)
+    return VersionValidator(spec, folder, sets, sampler, generates, report, check)
