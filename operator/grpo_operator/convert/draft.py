@@ -66,6 +66,8 @@ class Draft:
     def _apply(self, option: Option, rule: Rule | None) -> None:
         if option.unknown and isinstance(rule, Take) and rule.field.startswith(_SPEED):
             self.missing.append(f"{option}: {option.unknown}: the job has its own value")
+        elif option.unknown and isinstance(rule, Fact) and rule.beside and not rule.text:
+            self.missing.append(f"{option}: {option.unknown}")
         elif option.unknown and isinstance(rule, Take | Refused | Fact) and not getattr(rule, "text", False):
             self.errors.append(f"{option}: {option.unknown}")
         elif isinstance(rule, Take | Fact):
@@ -86,7 +88,8 @@ class Draft:
         try:
             value = None if option.value is None else rule.convert(option.value)
         except ValueError as error:
-            self.errors.append(f"{option}: {error}")
+            lines = self.missing if isinstance(rule, Fact) and rule.beside else self.errors
+            lines.append(f"{option}: {error}")
             return
         if isinstance(rule, Fact):
             self.facts[rule.name], self.options[rule.name] = value, option

@@ -25,13 +25,15 @@ class Take:
 class Fact:
     """The option decides about fields together with others. ``about``: these fields, for the report.
 
-    ``text``: a path or a name, of which a part may be unknown.
+    ``text``: a path or a name, of which a part may be unknown. ``beside``: what is trained does not depend
+    on it, so that it is left out where it cannot be read.
     """
 
     name: str
     about: str
     convert: Convert = same
     text: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

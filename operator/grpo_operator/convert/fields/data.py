@@ -25,7 +25,7 @@ def place_data(draft: Draft) -> None:
         return
     shorts = [_short(path) for path in files]
     pattern = _pattern(shorts)
-    if not re.search(r"\.(parquet|jsonl|json)$", pattern):
+    if not is_readable(pattern):
         unknown = draft.options["files"].unknown if "files" in draft.options else None
         draft.refuse("files", unknown or "name Parquet, .jsonl or .json files")
         return
@@ -36,6 +36,16 @@ def place_data(draft: Draft) -> None:
         draft.chosen.append(
             f"data.train: {DATA}/{pattern}: one pattern for all files: it must match no others"
         )
+
+
+def is_readable(path: str) -> bool:
+    """Return whether jobs read files with this name."""
+    return re.search(r"\.(parquet|jsonl|json)$", path) is not None
+
+
+def in_volume(path: str) -> str:
+    """Return where pods see a file."""
+    return f"{DATA}/{_short(path)}"
 
 
 def _short(path: str) -> str:

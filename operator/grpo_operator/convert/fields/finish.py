@@ -9,6 +9,7 @@ from grpo_operator.convert.fields.models import place_model
 from grpo_operator.convert.fields.pools import place_pools
 from grpo_operator.convert.fields.rewards import place_reward
 from grpo_operator.convert.fields.training import place_batches, place_group, place_kl, place_steps
+from grpo_operator.convert.fields.validation import place_validation
 from grpo_operator.convert.reading.source import Source
 
 _MOST_BATCHES = 1000  # of algorithm.filterGroups.maxNumGenBatches
@@ -18,6 +19,7 @@ def finish(draft: Draft, choices: Choices) -> None:
     """Set the fields that facts decide about."""
     place_model(draft)
     place_data(draft)
+    place_validation(draft)
     _clips(draft)
     place_kl(draft)
     place_group(draft)

@@ -1,11 +1,7 @@
 """Options of verl for data, rewards and the model."""
 
 from grpo_operator.convert.fields.data import paths
-from grpo_operator.convert.remedies import (
-    LORA,
-    UNKNOWN,
-    VALIDATION,
-)
+from grpo_operator.convert.remedies import LORA, UNKNOWN
 from grpo_operator.convert.rules import (
     Always,
     Fact,
@@ -55,8 +51,8 @@ def _rewards(functions: str, managers: str, models: str) -> Table:
 
 DATA: Table = {
     "data.train_files": Fact("files", "data.train", paths, text=True),
-    "data.val_files": Missing(VALIDATION),
-    "data.val_batch_size": Missing(VALIDATION),
+    "data.val_files": Fact("validation_files", "validation.sets", optional(paths), text=True, beside=True),
+    "data.val_batch_size": Always("engines get prompts as they have room"),
     "data.train_batch_size": Take("data.trainBatchSize", integer),
     "data.gen_batch_size": Missing("more prompts are generated one by one as filterGroups needs them"),
     "data.max_prompt_length": Take("data.promptLength", integer),

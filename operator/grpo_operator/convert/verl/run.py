@@ -1,6 +1,6 @@
 """Options of verl for engines and for the run."""
 
-from grpo_operator.convert.remedies import ENGINES, NO_PROFILE, PROFILES, TURNS, VALIDATION
+from grpo_operator.convert.remedies import ENGINES, NO_PROFILE, PROFILES, TURNS
 from grpo_operator.convert.rules import (
     Always,
     Fact,
@@ -13,6 +13,7 @@ from grpo_operator.convert.rules import (
     optional,
     real,
     same,
+    truth,
 )
 from grpo_operator.convert.verl.names import ROLLOUT
 
@@ -43,7 +44,16 @@ ENGINES_OF_VERL: Table = {
     f"{ROLLOUT}.skip_tokenizer_init": Always("prompts are token ids"),
     f"{ROLLOUT}.disable_log_stats": Always("metrics show engines"),
     f"{ROLLOUT}.prometheus.*": Always("the Helm chart scrapes jobs"),
-    f"{ROLLOUT}.val_kwargs.*": Missing(VALIDATION),
+    f"{ROLLOUT}.val_kwargs.n": Fact(
+        "validation_samples", "validation.samplesPerPrompt", integer, beside=True
+    ),
+    f"{ROLLOUT}.val_kwargs.do_sample": Fact(
+        "validation_sampling", "validation.temperature", truth, beside=True
+    ),
+    f"{ROLLOUT}.val_kwargs.temperature": Fact(
+        "validation_temperature", "validation.temperature", real, beside=True
+    ),
+    f"{ROLLOUT}.val_kwargs.*": Missing("a validation has algorithm.topP and topK"),
     f"{ROLLOUT}.multi_turn.enable": Refused(TURNS),
     f"{ROLLOUT}.multi_turn.tool_config_path": Refused(TURNS),
     f"{ROLLOUT}.multi_turn.interaction_config_path": Refused(TURNS),
@@ -74,11 +84,11 @@ RUN: Table = {
     "trainer.project_name": Fact("wandb_project", "observability.wandb.project", str, text=True),
     "trainer.experiment_name": Fact("name", "metadata.name", str, text=True),
     "trainer.logger": Fact("loggers", "observability", same),
-    "trainer.test_freq": Missing(VALIDATION, (None, -1, 0)),
-    "trainer.val_before_train": Missing(VALIDATION, (False,)),
-    "trainer.val_only": Refused(VALIDATION, (False,)),
-    "trainer.log_val_generations": Missing(VALIDATION, (0, None)),
-    "trainer.validation_data_dir": Missing(VALIDATION),
+    "trainer.test_freq": Fact("validation_every", "validation.everySteps", optional(integer), beside=True),
+    "trainer.val_before_train": Fact("validation_first", "validation.beforeTraining", truth, beside=True),
+    "trainer.val_only": Refused("jobs train: score an export with another tool", (False,)),
+    "trainer.log_val_generations": Missing("responses of validations are not kept", (0, None)),
+    "trainer.validation_data_dir": Missing("responses of validations are not kept"),
     "trainer.rollout_data_dir": Always("observability.samples writes every sample"),
     "trainer.balance_batch": Always("ranks get about the same number of tokens", (True, False)),
     "trainer.device": Missing("GPUs are NVIDIA's", ("cuda", None)),

@@ -84,7 +84,18 @@ def test_what_would_train_something_else_is_an_error(changes: dict[str, str | No
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"data.val_files": "test.parquet"}, "data.val_files=test.parquet: add validation"),
+        (
+            {"data.val_files": "test.txt", "trainer.test_freq": "5"},
+            "data.val_files=test.txt: name Parquet, .jsonl or .json files",
+        ),
+        (
+            {"trainer.test_freq": "$EVERY"},
+            "trainer.test_freq=${EVERY}: line 13: the script does not set EVERY",
+        ),
+        (
+            {"data.val_files": "t.parquet", "trainer.test_freq": "5", f"{R}.val_kwargs.n": "4"},
+            "val_kwargs.n=4: without sampling, all responses to a prompt are the same",
+        ),
         (
             {"data.truncation": "left"},
             "data.truncation=left: prompts longer than data.promptLength are skipped",
@@ -154,3 +165,32 @@ def test_options_after_a_comment_are_reported() -> None:
     assert any(
         "line 14: trainer.save_freq=3: bash reads no options after a comment" in line for line in done.missing
     )
+
+
+def test_validation_is_taken_over() -> None:
+    files = "[$HOME/gsm8k/test.parquet,/d/aime/test.parquet,/d/aime/test.parquet]"
+    done = converted(
+        {
+            "data.val_files": files,
+            "trainer.test_freq": "5",
+            "trainer.val_before_train": "False",
+            f"{R}.val_kwargs.n": "8",
+            f"{R}.val_kwargs.do_sample": "True",
+            f"{R}.val_kwargs.temperature": "0.6",
+        }
+    )
+    found = GRPOJobSpec.model_validate(done.manifest["spec"]).validation
+    assert found is not None
+    assert {one.name: one.data for one in found.sets} == {
+        "test": "/data/gsm8k/test.parquet",
+        "aime-test": "/data/aime/test.parquet",
+        "test-2": "/data/aime/test.parquet",
+    }
+    assert (found.every_steps, found.before_training) == (5, False)
+    assert (found.samples_per_prompt, found.temperature) == (8, 0.6)
+
+
+def test_a_source_that_does_not_validate_gives_a_job_that_does_not() -> None:
+    for every in ({}, {"trainer.test_freq": "-1"}):
+        done = converted({"data.val_files": "/d/gsm8k/test.parquet", **every})
+        assert GRPOJobSpec.model_validate(done.manifest["spec"]).validation is None
