@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_worker.checkpointing.best import best_step
 from grpo_worker.checkpointing.store import MARKER, WEIGHTS, complete, prune
 from grpo_worker.common.store_path import StorePath, file_sizes
 
@@ -75,8 +76,9 @@ def make_room(root: StorePath, keep: int, attempt: int, missing: int) -> bool:
     removed. Call it while no checkpoint is being written. Raises SupersededError if a newer attempt than
     ``attempt`` was claimed.
     """
-    found = list(complete(root).values())
-    surplus = found[: max(0, len(found) - max(1, keep - 1))]
+    found, best = complete(root), best_step(root)
+    older = list(found.items())[: max(0, len(found) - max(1, keep - 1))]
+    surplus = [path for step, path in older if step != best]
     if not surplus or sum(map(_own_bytes, surplus)) < missing:
         return False
     prune(root, max(1, keep - 1), attempt)

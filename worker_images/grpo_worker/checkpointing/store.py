@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.best import best_step
 from grpo_worker.common.files import write_text
 from grpo_worker.common.known_fields import known
 from grpo_worker.common.store_path import (
@@ -233,13 +234,15 @@ def remove_remains(root: StorePath, attempt: int) -> None:
 def prune(root: StorePath, keep: int, attempt: int = 0) -> None:
     """Remove all but the newest ``keep`` complete checkpoints, incomplete ones, and those that do not count.
 
-    Incomplete ones of the same attempt stay while they are newer than these: they are being written.
+    The best one stays too, if a step is noted as such. Incomplete ones of the same attempt stay while they
+    are newer than these: they are being written.
     Only the newest keeps its copy of the weight version: trainers restart from no other.
     Raises SupersededError if a newer attempt was claimed than ``attempt``, whose ranks call this.
     """
     attempts.check(root.parent, attempt)
     found = complete(root)
-    kept = list(found.values())[-keep:]
+    best = best_step(root)
+    kept = [path for step, path in found.items() if step == best or step in list(found)[-keep:]]
     newest = max(found, default=-1)
     for path in _all(root):
         step, own = step_and_attempt(path)

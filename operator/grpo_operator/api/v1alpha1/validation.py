@@ -25,6 +25,11 @@ _VALIDATION_RULES: tuple[Rule["ValidationSpec"], ...] = (
         " responses to a prompt are the same",
         lambda spec: spec.samples_per_prompt == 1 or spec.temperature > 0,
     ),
+    Rule(
+        "!has(self.keepBest) || self.sets.exists(one, one.name == self.keepBest)",
+        "validation.keepBest must be the name of one of validation.sets: correct it",
+        lambda spec: spec.keep_best is None or spec.keep_best in {one.name for one in spec.sets},
+    ),
 )
 
 
@@ -69,6 +74,11 @@ class ValidationSpec(Model):
         ge=1,
         le=1048576,
         description="longest response, in tokens; default: data.responseLength",
+    )
+    keep_best: SetName | None = Field(
+        None,
+        description="name of a set: keep the checkpoint with its best mean score, beside those of "
+        "checkpoint.keep; default: only the newest checkpoints are kept",
     )
     pass_score: float = Field(
         1.0, ge=-1e9, le=1e9, description="score from which a response counts as correct, for pass@k"

@@ -89,6 +89,8 @@ CASES: dict[str, Changes] = {
     "validation": {"validation": {"sets": [GCD]}},
     "validation of two sets": {"validation": {"sets": [GCD, {**GCD, "name": "other"}]}},
     "validation of two sets with one name": {"validation": {"sets": [GCD, GCD]}},
+    "validation with a best checkpoint": {"validation": {"sets": [GCD], "keepBest": "gcd"}},
+    "validation with the best of another set": {"validation": {"sets": [GCD], "keepBest": "other"}},
     "validation by sampling": {"validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7}},
     "validation by greedy samples": {"validation": {"sets": [GCD], "samplesPerPrompt": 4}},
     "validation with long responses": {"validation": {"sets": [GCD], "responseLength": 10**6}},

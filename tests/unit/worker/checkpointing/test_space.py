@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_worker.checkpointing.best import keep_best
 from grpo_worker.checkpointing.space import Space, checkpoint_bytes, make_room, space_of
 from grpo_worker.checkpointing.store import (
     WEIGHTS,
@@ -71,3 +72,15 @@ def test_the_oldest_make_room_if_the_next_one_removes_them_anyway(
 ) -> None:
     assert make_room(root, keep, 0, missing) is (len(left) < 3)
     assert complete_steps(root) == left
+
+
+def test_the_best_checkpoint_stays_beside_the_newest_and_makes_no_room(root: Path) -> None:
+    keep_best(root, 1)
+    assert not make_room(root, 2, 0, STATE + 1) and complete_steps(root) == [1, 2, 3]
+    assert make_room(root, 2, 0, STATE) and complete_steps(root) == [1, 3]
+    _save(root, 4)
+    prune(root, 1)
+    assert complete_steps(root) == [1, 4]
+    keep_best(root, None)
+    prune(root, 1)
+    assert complete_steps(root) == [4]

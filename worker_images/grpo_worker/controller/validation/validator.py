@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from grpo_operator.api.messages import ValidationResult
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.checkpointing.best import best_step, keep_best
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
@@ -92,6 +93,9 @@ class VersionValidator:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")
         self._running: tuple[Version, float, Future[Figures]] | None = None
         self._cancelled = threading.Event()
+        self._root, self._between = folder.store / "checkpoints", spec.checkpoint.every_steps
+        self._check = check
+        self._best: tuple[float, int] | None = None  # score of keepBest's set, and the step with it
         self._results: dict[str, ValidationResult] = {}
         self._last = -1  # the last version that was validated
 
@@ -108,10 +112,11 @@ class VersionValidator:
             self._client.forget()
         self._running, self._cancelled = None, threading.Event()
         self._log.truncate(step)
-        self._results, self._last = {}, -1
+        self._results, self._last, self._best = {}, -1, None
         for line in self._path.read_text().splitlines():
             record = json.loads(line)
             self._note(record["step"], record["set"], record)
+        self._keep_best()
 
     def begin(self, version: Version) -> None:
         """Start to validate a version that engines serve, if its turn has come and it was not validated."""
@@ -139,6 +144,7 @@ class VersionValidator:
         self._log.append(version, records)
         for record in records:
             self._note(version, record["set"], record)
+        self._keep_best()
         self._report(version, metrics_of(figures))
 
     def flush(self) -> None:
@@ -165,6 +171,9 @@ class VersionValidator:
         score = figures.get("score/mean")
         if score is None:
             return
+        saved = step > 0 and (step % self._between == 0 or step == self._total)
+        if saved and name == self._spec.keep_best and (self._best is None or score > self._best[0]):
+            self._best = score, step
         best = self._results.get(name)
         if best is None or score > best.best_score:
             self._results[name] = ValidationResult(
@@ -172,6 +181,15 @@ class VersionValidator:
             )
         else:
             self._results[name] = best.updated(step=step, score=score)
+
+    def _keep_best(self) -> None:
+        """Keep the checkpoint with the best score of the set of ``keepBest``."""
+        if self._spec.keep_best is None:
+            return
+        step = None if self._best is None else self._best[1]
+        if step != best_step(self._root):
+            self._check()
+            keep_best(self._root, step)
 
 
 def validator_of(

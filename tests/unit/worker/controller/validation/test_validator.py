@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.best import best_step
 from support.loop_world import World, shared_gpus
 
 SETS = [
@@ -103,6 +104,21 @@ def test_engines_on_the_trainers_gpus_validate_before_they_release_them(tmp_path
     world.run()
     assert held and all(held), "engines hold their memory"
     assert _results(tmp_path) == _results(calm)
+
+
+def test_the_checkpoint_with_the_best_score_outlives_newer_ones(tmp_path: Path) -> None:
+    world = World(
+        tmp_path,
+        steps=12,
+        validation={"sets": SETS, "everySteps": 4, "keepBest": "gcd", "beforeTraining": False},
+    )
+    world.score_of = lambda version: {4: 0.0, 8: 1.0}.get(version, 0.5)
+    kept: list[int | None] = []
+    world.before_validation = lambda _version: kept.append(best_step(tmp_path / "checkpoints"))
+    world.run()
+    assert list(dict.fromkeys(kept)) == [None, 4, 8]
+    assert best_step(tmp_path / "checkpoints") == 8, "step 12 has a lower score"
+    assert world.board.get().validation[0].best_step == 8
 
 
 def _status_of(calm: Path, folder: Path) -> Any:
