@@ -3,11 +3,22 @@
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from grpo_operator.convert.draft import Draft
 from grpo_operator.convert.fields.data import in_volume, is_readable
 
 _LONGEST_NAME = 40
+
+
+def named_files(value: Any) -> list[tuple[str, str]]:
+    """Return pairs of a set's name and its file; a file alone has no name. Raises ValueError."""
+    words = value if isinstance(value, list) else str(value).split()
+    if len(words) == 1:
+        return [("", words[0])]
+    if not words or len(words) % 2:
+        raise ValueError("write a name and a file for each set")
+    return list(zip(words[::2], words[1::2], strict=True))
 
 
 def place_validation(draft: Draft) -> None:
@@ -21,10 +32,13 @@ def place_validation(draft: Draft) -> None:
         draft.lacks("validation_files", f"name Parquet, .jsonl or .json files, not {unreadable[0]}")
         return
     draft.take("validation.everySteps", every)
-    sets = [{"name": name, "data": place} for name, place in zip(_names(files), places, strict=True)]
+    names = _names(files, draft.fact("validation_names", []))
+    sets = [{"name": name, "data": place} for name, place in zip(names, places, strict=True)]
     listed = ", ".join(f"{path} as {place}" for path, place in zip(files, places, strict=True))
     draft.choose("validation.sets", sets, f"copy into the claim of data.volume: {listed}")
     draft.take("validation.beforeTraining", draft.fact("validation_first", True))
+    if length := draft.fact("validation_length"):
+        draft.take("validation.responseLength", length)
     samples, sampling = draft.fact("validation_samples", 1), draft.fact("validation_sampling", False)
     if sampling:
         draft.take("validation.temperature", draft.fact("validation_temperature", 1.0))
@@ -35,16 +49,16 @@ def place_validation(draft: Draft) -> None:
         )
 
 
-def _names(files: Sequence[str]) -> list[str]:
-    """Return a name for each file: its own, with its folder and a number where another has the same."""
+def _names(files: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return a name for each file: the given one or its own, and another where it is taken."""
     found: list[str] = []
-    for file in files:
+    for number, file in enumerate(files):
         path = PurePosixPath(file)
-        for name in (path.stem, f"{path.parent.name}-{path.stem}", f"{path.stem}-{len(found)}"):
-            short = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:_LONGEST_NAME].strip("-._")
-            if short and short not in found:
-                found.append(short)
-                break
-        else:
-            found.append(f"set-{len(found)}")
+        tries = [path.stem, f"{path.parent.name}-{path.stem}", f"{path.stem}-{number}", f"set-{number}"]
+        names = [_short(name) for name in ([given[number]] if number < len(given) else []) + tries]
+        found.append(next(name for name in names if name and name not in found))
     return found
+
+
+def _short(name: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:_LONGEST_NAME].strip("-._")

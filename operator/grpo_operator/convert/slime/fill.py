@@ -36,6 +36,7 @@ def fill(draft: Draft, source: Source) -> None:
     draft.assume(DEFAULTS, source, TABLE, "slime")
     _losses(draft, source)
     _prompts(draft, source)
+    _validation(draft)
     if draft.fact("program") == "train_async.py":
         draft.take("staleness.maxVersionLag", 1)
         draft.taken.append("train_async.py -> staleness.maxVersionLag")
@@ -43,6 +44,19 @@ def fill(draft: Draft, source: Source) -> None:
         draft.errors.append("--rollout-num-gpus is missing: add it to the script, or --colocate")
     if draft.fact("colocated", False):
         draft.facts.pop("rollout_gpus", None)
+
+
+def _validation(draft: Draft) -> None:
+    """Complete the facts of the validation, whose responses are sampled as in the training by default."""
+    named = draft.fact("validation_named", [])
+    draft.facts["validation_names"] = [name for name, _ in named]
+    draft.facts["validation_files"] = [path for _, path in named]
+    if "validation_named" in draft.options:
+        draft.options["validation_files"] = draft.options["validation_named"]
+    temperature = draft.fact("validation_temperature", draft.fields.get("algorithm.temperature", 1.0))
+    draft.facts["validation_temperature"] = temperature
+    draft.facts["validation_sampling"] = temperature > 0
+    draft.facts["validation_first"] = not draft.fact("validation_skips_first", False)
 
 
 def _estimator(source: Source) -> str:

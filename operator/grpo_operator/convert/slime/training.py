@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from grpo_operator.convert.remedies import ENGINES, LORA, VALIDATION
+from grpo_operator.convert.fields.validation import named_files
+from grpo_operator.convert.remedies import ENGINES, LORA
 from grpo_operator.convert.rules import (
     Always,
     Fact,
@@ -122,12 +123,18 @@ RUN: Table = {
     "--wandb-team": Take("observability.wandb.entity", str),
     "--wandb-key": Missing("set WANDB_API_KEY in controller.podTemplate"),
     "--use-tensorboard": Always("observability.tensorboard"),
-    "--eval-interval": Missing(VALIDATION),
-    "--eval-prompt-data": Missing(VALIDATION),
-    "--n-samples-per-eval-prompt": Missing(VALIDATION),
-    "--eval-max-response-len": Missing(VALIDATION),
-    "--eval-top-p": Missing(VALIDATION),
-    "--eval-top-k": Missing(VALIDATION),
-    "--eval-temperature": Missing(VALIDATION),
+    "--eval-interval": Fact("validation_every", "validation.everySteps", integer, beside=True),
+    "--eval-prompt-data": Fact("validation_named", "validation.sets", named_files, text=True, beside=True),
+    "--n-samples-per-eval-prompt": Fact(
+        "validation_samples", "validation.samplesPerPrompt", integer, beside=True
+    ),
+    "--skip-eval-before-train": Fact(
+        "validation_skips_first", "validation.beforeTraining", truth, beside=True
+    ),
+    "--eval-max-response-len": Fact("validation_length", "validation.responseLength", integer, beside=True),
+    "--eval-top-p": Missing("a validation has algorithm.topP"),
+    "--eval-top-k": Missing("a validation has algorithm.topK"),
+    "--eval-temperature": Fact("validation_temperature", "validation.temperature", real, beside=True),
+    "--eval-*": Missing("see validation in docs/reference/grpojob.md"),
     "--sglang-*": Missing(ENGINES),
 }

@@ -129,9 +129,9 @@ def test_engines_keep_their_own_gpus() -> None:
 
 
 def test_what_is_elsewhere_or_has_no_counterpart_is_reported() -> None:
-    missing = converted("--eval-interval 5 --some-flag").missing
+    missing = converted("--eval-config x.yaml --some-flag").missing
     assert any("${MODEL_ARGS[@]}: set in another file: the model's sizes" in line for line in missing)
-    assert any("--eval-interval=5: add validation" in line for line in missing)
+    assert any("--eval-config=x.yaml: see validation" in line for line in missing)
     assert any("--some-flag=true: no counterpart is known" in line for line in missing)
 
 
@@ -140,3 +140,21 @@ def test_asynchronous_training_may_be_one_step_off() -> None:
     assert detect(text) is Framework.SLIME
     done = convert(Framework.SLIME, [text], Choices(), {})
     assert done.manifest["spec"]["staleness"] == {"maxVersionLag": 1}
+
+
+def test_validation_samples_as_the_training_does_unless_the_script_says_otherwise() -> None:
+    sets = "--eval-interval 20 --eval-prompt-data aime /root/aime-2024.jsonl gpqa /root/gpqa.jsonl"
+    found = spec(
+        f"{sets} --n-samples-per-eval-prompt 16 --eval-max-response-len 2048 --skip-eval-before-train"
+    )
+    validation = found.validation
+    assert validation is not None and validation.every_steps == 20 and not validation.before_training
+    assert {one.name: one.data for one in validation.sets} == {
+        "aime": "/data/root/aime-2024.jsonl",
+        "gpqa": "/data/root/gpqa.jsonl",
+    }
+    assert (validation.samples_per_prompt, validation.temperature) == (16, found.algorithm.temperature)
+    assert validation.response_length == 2048
+    greedy = spec(f"{sets} --n-samples-per-eval-prompt 4 --eval-temperature 0").validation
+    assert greedy is not None and (greedy.temperature, greedy.samples_per_prompt) == (0, 1)
+    assert spec("--eval-prompt-data aime /root/aime-2024.jsonl").validation is None
