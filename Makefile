@@ -4,9 +4,9 @@ DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
-TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
+TEXT := $(CODE) docs helm manifests Makefile mkdocs.yml README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs dashboards image-locks sbom env clean
+.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site dashboards image-locks sbom env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -147,6 +147,9 @@ megatron-fields: env  ## generate the table of Megatron-Core's fields from the i
 
 docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.reference docs/reference
+
+site:  ## build the documentation as a web site, build/site; a warning fails
+	$(DEV).site
 
 dashboards: env  ## generate the chart's Grafana dashboards
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.dashboards helm/grpo-operator/files/dashboards

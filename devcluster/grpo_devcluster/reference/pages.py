@@ -2,6 +2,7 @@
 
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.reference.conditions import conditions_page
+from grpo_devcluster.reference.examples import examples_page
 from grpo_devcluster.reference.faults import faults_page
 from grpo_devcluster.reference.fields import crd_page
 from grpo_devcluster.reference.helm import helm_page
@@ -21,6 +22,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "helm.md": helm_page(REPO / "helm" / "grpo-operator" / "values.yaml"),
         "states.md": states_page(),
+        "examples.md": examples_page(REPO / "manifests"),
         "faults.md": faults_page(),
     }
     return {name: _HEADER + text for name, text in texts.items()}

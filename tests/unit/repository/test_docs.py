@@ -103,3 +103,13 @@ def test_every_alert_has_a_runbook() -> None:
     alerts = {rule["alert"] for group in groups for rule in group["rules"]}
     sections = HEADING.findall((DOCS / "guides" / "runbooks.md").read_text())
     assert set(sections[1:]) == alerts and len(sections) == len(alerts) + 1
+
+
+def test_readme_shows_the_columns_of_kubectl_get() -> None:
+    text = (REPO / "README.md").read_text()
+    for crd in sorted((REPO / "crds").glob("*.yaml")):
+        (version,) = yaml.safe_load(crd.read_text())["spec"]["versions"]
+        columns = ["NAME", *(column["name"].upper() for column in version["additionalPrinterColumns"])]
+        assert columns in [line.split() for line in text.splitlines()], (
+            f"README shows other columns than {crd.name}"
+        )
