@@ -19,11 +19,11 @@ def finish(draft: Draft, choices: Choices) -> None:
     """Set the fields that facts decide about."""
     place_model(draft)
     place_data(draft)
-    place_validation(draft)
     _clips(draft)
     place_kl(draft)
     place_group(draft)
     place_reward(draft, choices.reward)
+    place_validation(draft)
     place_batches(draft)
     place_steps(draft, choices)
     place_pools(draft, choices)

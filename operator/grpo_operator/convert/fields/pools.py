@@ -45,8 +45,12 @@ def place_pools(draft: Draft, choices: Choices) -> None:
         _colocated(draft, pools)
     else:
         _separate(draft, pools.rollout_gpus)
-    length = int(draft.fields["data.promptLength"]) + int(draft.fields["data.responseLength"])
-    draft.choose(f"{_ENGINE}.contextLength", length, "data.promptLength + data.responseLength")
+    responses = {
+        name: int(draft.fields.get(f"{name}.responseLength") or 0) for name in ("data", "validation")
+    }
+    longest = max(responses, key=lambda name: responses[name])
+    length = int(draft.fields["data.promptLength"]) + responses[longest]
+    draft.choose(f"{_ENGINE}.contextLength", length, f"data.promptLength + {longest}.responseLength")
 
 
 def _pools(draft: Draft, choices: Choices) -> _Pools | None:

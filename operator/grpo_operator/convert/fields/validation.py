@@ -27,6 +27,9 @@ def place_validation(draft: Draft) -> None:
     every = draft.fact("validation_every", 0)
     if not files or every <= 0:
         return
+    if not any(f"reward.{kind}" in draft.fields for kind in ("function", "builtin", "url")):
+        draft.lacks("validation_files", "a reward model scores no responses of a validation")
+        return
     places = [in_volume(path) for path in files]
     if unreadable := [place for place in places if not is_readable(place)]:
         draft.lacks("validation_files", f"name Parquet, .jsonl or .json files, not {unreadable[0]}")

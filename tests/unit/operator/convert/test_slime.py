@@ -155,6 +155,8 @@ def test_validation_samples_as_the_training_does_unless_the_script_says_otherwis
     }
     assert (validation.samples_per_prompt, validation.temperature) == (16, found.algorithm.temperature)
     assert validation.response_length == 2048
+    long = spec(f"{sets} --eval-max-response-len 16384").rollout.template
+    assert long is not None and long.engine.context_length == 16384 + found.data.prompt_length
     greedy = spec(f"{sets} --n-samples-per-eval-prompt 4 --eval-temperature 0").validation
     assert greedy is not None and (greedy.temperature, greedy.samples_per_prompt) == (0, 1)
     assert spec("--eval-prompt-data aime /root/aime-2024.jsonl").validation is None
