@@ -34,6 +34,10 @@ class LogPieces:
         write_text(self._place(first, last), lines.decode())
         self._last = last
 
+    def files(self) -> list[StorePath]:
+        """Return the pieces in the order of their steps."""
+        return [self._place(first, last) for first, last in self._steps()]
+
     def truncate(self, step: int) -> None:
         """Remove the records of all steps after ``step``."""
         with self.lock:

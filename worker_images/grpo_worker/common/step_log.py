@@ -4,6 +4,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from threading import Condition, Thread
@@ -150,6 +151,29 @@ def first_record_of_last_step(path: Path) -> dict[str, Any] | None:
         line = log.readline(end - start)
     record: dict[str, Any] | None = json.loads(line) if line else None
     return record
+
+
+def records_from(path: Path, step: int, most: int) -> list[dict[str, Any]]:
+    """Return the first record of each step of the log at ``path``, from ``step`` on if it has that one.
+
+    ``most``: bytes that are read, more only if the first step has more. For other threads and processes than
+    the one that writes: a log that is truncated meanwhile ends the list.
+    """
+    index = path.with_name(path.name + ".index")
+    if not index.exists():
+        return []
+    found: list[dict[str, Any]] = []
+    with suppress(struct.error, json.JSONDecodeError), index.open("rb") as entries, path.open("rb") as log:
+        count = os.fstat(entries.fileno()).st_size // _ENTRY.size
+        first = _entries_up_to(entries, step - 1)
+        begin = _entry(entries, first)[1] if first < count else 0
+        for number in range(first, count):
+            _, start, end = _entry(entries, number)
+            if found and end - begin > most:
+                break
+            log.seek(start)
+            found.append(json.loads(log.readline(end - start)))
+    return found
 
 
 def _entry(index: Any, number: int) -> tuple[int, int, int]:

@@ -23,6 +23,7 @@ from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
 from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
+from grpo_worker.controller.status.page_file import write_page
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.recovery_times import RecoveryTimes
 from grpo_worker.controller.step_records import StepRecords
@@ -39,6 +40,7 @@ from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
+from grpo_worker.run_page.snapshot import Run
 from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
@@ -96,6 +98,7 @@ class GrpoLoop:
         self._records = StepRecords(folder, spec, client, self._record.check_claims)
         decode, wanted = inputs.model.tokenizer.decode_all, spec.observability.samples
         self._samples = SampleWriter(folder, wanted, decode, self._record.check_claims, clock)
+        self._page = Run(folder.disk.name, folder, spec.total_steps, decode)
         self._checkpoints = RunCheckpoints(
             spec, folder, trainers, self._scheduler, board, self._state, self._flush, self._parking,
             self._record.check_claims, inputs.fork,
@@ -138,6 +141,7 @@ class GrpoLoop:
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
                 self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         if self._record.failed:
+            write_page(self._page, self._record.check_claims)
             self._board.update(phase=Phase.FAILED, message=self._record.failed)
         else:
             self._gpus.save().result()
@@ -239,7 +243,7 @@ class GrpoLoop:
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
         metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
-        metrics |= self._samples.metrics()
+        metrics |= self._samples.metrics() | self._gpus.idle
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
@@ -394,6 +398,7 @@ class GrpoLoop:
         self._trainers.stop()
         self._gpus.save().result()
         self._records.end()
+        write_page(self._page, self._record.check_claims)  # the pods may be deleted after the report
         self._failures.finished()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
@@ -401,7 +406,7 @@ class GrpoLoop:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
         message, seconds = failure.message[:500], 0.0
         self._gpus.stops(failure.cause)
-        self._recovery.begins(failure.cause, failure.since)
+        self._recovery.begins(failure.cause, failure.since, message)
         if failure.final:
             self._failures.end(failure.message)
         else:

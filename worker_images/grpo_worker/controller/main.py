@@ -19,6 +19,8 @@ from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.object_store import await_store
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
+from grpo_worker.controller.status.page_file import write_page
+from grpo_worker.controller.status.page_routes import PageRoutes
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.megatron.families.registry import expert_layers
@@ -28,6 +30,7 @@ from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
 from grpo_worker.rollout.engine_profiles import EngineProfiles
 from grpo_worker.rollout.sampling import sampling_params
+from grpo_worker.run_page.snapshot import Run
 
 if TYPE_CHECKING:
     from grpo_worker.controller.loop import GrpoLoop
@@ -59,7 +62,8 @@ def main() -> None:
     )
     export(client)
     stalled = partial(client.stalled, spec.stall_seconds)
-    serve_in_background(application(board, pool.table.entries, stalled))
+    pages = PageRoutes(board, JobFolder.of(spec.checkpoint.store, config.store)).routes()
+    serve_in_background(application(board, pool.table.entries, stalled, pages))
     try:
         run(config, board, partial(build_loop, config, board, pool, client), departure=departure)
         log.info("job ended: %s", board.get().phase)
@@ -129,6 +133,7 @@ def _run_loop(
         else:
             loop.run()
             return
+    write_page(Run.of(config), record.check_claims)
     board.update(phase=Phase.FAILED, message=record.failed, **failures.counts())
 
 

@@ -88,6 +88,15 @@ class GpuAccount:
         self.used[Use.IDLE] += gpu_time
         self.lost[cause] += gpu_time
 
+    def idle(self) -> dict[str, float]:
+        """Return the seconds of the unfinished step in which each pool waited, as metrics."""
+        trainers = self._training[Use.WAIT] + self._training[Use.IDLE]
+        found = {"timing_s/trainers_idle": trainers / self.trainers / 1e9}
+        if self._shared:
+            return found
+        engines = self._rollout[Use.BUBBLE] + self._rollout[Use.IDLE]
+        return found | {"timing_s/engines_idle": engines / self.engines / 1e9}
+
     def finish_step(self, replayed: bool) -> None:
         """The step is finished. ``replayed``: it had been finished before a failure."""
         if replayed:

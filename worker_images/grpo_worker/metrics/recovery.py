@@ -38,11 +38,12 @@ _PARTS = Histogram(
 class Recovery:
     """A recovery that is under way. Faults that interrupt it prolong it.
 
-    ``cause``: of the first fault. ``began``: time of the fault, as far as it is known.
+    ``cause``, ``why``: of the first fault. ``began``: time of the fault, as far as it is known.
     """
 
     cause: str
     began: float
+    why: str = ""
     seconds: dict[Part, float] = field(default_factory=lambda: dict.fromkeys(Part, 0.0))
     _part: Part = Part.DETECT
     _since: float = 0.0

@@ -49,5 +49,13 @@ class Cluster:
         """Let kubectl print until it ends, and end with its exit code."""
         raise SystemExit(subprocess.run(self._command(arguments), check=False).returncode)
 
+    def opened(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start kubectl with pipes to its input and output. Raises KubectlError."""
+        try:
+            pipe = subprocess.PIPE
+            return subprocess.Popen(self._command(arguments), stdin=pipe, stdout=pipe, text=True)
+        except FileNotFoundError:
+            raise KubectlError(f"{self.program} is not on the PATH: install kubectl") from None
+
     def _command(self, arguments: tuple[str, ...]) -> list[str]:
         return [self.program, *self.options, *arguments]

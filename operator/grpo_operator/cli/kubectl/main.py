@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -135,6 +136,23 @@ def samples(
         found = files.lines(*command)
         if not _show({"items": found}, output):
             typer.echo("\n".join(sample_lines(found)))
+
+
+@app.command()
+def ui(
+    context: typer.Context,
+    job: Job,
+    file: Annotated[Path | None, typer.Option("--output", "-o", help="write a file instead")] = None,
+    port: Annotated[int, typer.Option(help="of 127.0.0.1; 0: any")] = 0,
+    browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
+) -> None:
+    """Show the page of a run: curves, phases, faults and samples."""
+    run_page = import_module("grpo_operator.cli.kubectl.run_page")
+    with _errors():
+        if file is not None:
+            file.write_text(run_page.page_of(context.obj, job), encoding="utf-8")
+        else:
+            run_page.serve(context.obj, job, port, browser)
 
 
 @app.command()

@@ -58,6 +58,24 @@ def test_each_pool_has_its_own_use() -> None:
     assert account.total == uses and not account.lost
 
 
+def test_a_step_has_the_seconds_in_which_each_pool_was_idle() -> None:
+    account, shared = GpuAccount(2, 3), GpuAccount(4, 0)
+    for one in (account, shared):
+        one.trains(Use.WAIT)
+        one.generates(True)
+        one.add(10 * 10**9)
+        one.generates(False)
+        one.add(10**9)  # the store is waited for
+        one.trains(Use.TRAIN)
+        one.add(4 * 10**9)
+    assert account.idle() == {"timing_s/trainers_idle": 11, "timing_s/engines_idle": 5}
+    assert shared.idle() == {"timing_s/trainers_idle": 1}
+    account.stops("job")
+    account.add(5 * 10**9)
+    account.interrupt(keeps_answers=False)
+    assert set(account.idle().values()) == {0}, "the time of a recovery belongs to no step"
+
+
 def test_shared_gpus_do_one_thing_at_a_time() -> None:
     account = GpuAccount(4, 0)
     account.trains(Use.WAIT)

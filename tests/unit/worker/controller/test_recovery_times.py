@@ -37,7 +37,7 @@ def test_the_parts_add_up_and_reach_file_status_and_histograms(tmp_path: Path) -
     clock = FakeClock()
     times = RecoveryTimes(tmp_path / "recoveries.jsonl", clock)
     before = _observed("seconds_sum", cause="infrastructure"), _observed("part_seconds_sum", part="load")
-    times.begins("infrastructure", clock.now() - 4)
+    times.begins("infrastructure", clock.now() - 4, "rank 3 has ended")
     _through(times, clock, start=8, load=16, replay=32)
     written = times.ends(7)
     assert written is not None and times.last is not None
@@ -45,6 +45,7 @@ def test_the_parts_add_up_and_reach_file_status_and_histograms(tmp_path: Path) -
     (line,) = _lines(tmp_path)
     assert line["parts"] == {"detect": 4, "stop": 2, "start": 8, "load": 16, "replay": 32}
     assert (line["cause"], line["step"], line["seconds"]) == ("infrastructure", 7, 62)
+    assert line["why"] == "rank 3 has ended"
     assert (times.last.seconds, times.last.parts["replay"]) == ("62.0", "32.0")
     assert _observed("seconds_sum", cause="infrastructure") - before[0] == 62
     assert _observed("part_seconds_sum", part="load") - before[1] == 16

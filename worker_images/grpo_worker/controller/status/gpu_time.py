@@ -32,6 +32,7 @@ class GpuTime:
         """``resumed``: the job had ended before; it had no GPUs since then. ``suspends``: called when it is
         suspended.
         """
+        self.idle: dict[str, float] = {}  # metrics of the last finished step, see GpuAccount
         self.absent: float | None = None  # seconds without a controller; None: there was none to replace
         self._file, self._clock, self._wall = file, clock, wall
         self._account = GpuAccount(trainers, engines, spares)
@@ -80,6 +81,7 @@ class GpuTime:
         with self._lock:
             self._advance()
             new = step > self._furthest
+            self.idle = self._account.idle()
             self._account.finish_step(replayed=not new)
             self._furthest = max(step, self._furthest)
         self.save()

@@ -25,12 +25,15 @@ class RecoveryTimes:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recoveries")
         self.last: RecoveryReport | None = None
 
-    def begins(self, cause: str, since: float | None = None) -> None:
-        """Record that the gang has to be stopped. ``since``: time of the fault; None: it is now."""
+    def begins(self, cause: str, since: float | None = None, why: str = "") -> None:
+        """Record that the gang has to be stopped. ``since``: time of the fault; None: it is now.
+
+        ``why``: the failure's message.
+        """
         now = self._clock.now()
         began = now if since is None else min(since, now)
         if self._recovery is None:
-            self._recovery = Recovery(cause, began)
+            self._recovery = Recovery(cause, began, why)
             self._recovery.enters(Part.STOP, now)
         else:
             self._recovery.repeats(began, now)
@@ -51,7 +54,7 @@ class RecoveryTimes:
         self.last = RecoveryReport(cause=recovery.cause, step=step, seconds=f"{total:.1f}", parts=parts)
         parts_of = {part: round(seconds, 3) for part, seconds in recovery.seconds.items()}
         line = {"at": utc_time(), "cause": recovery.cause, "step": step, "seconds": round(total, 3)}
-        return self._thread.submit(self._append, line | {"parts": parts_of})
+        return self._thread.submit(self._append, line | {"parts": parts_of, "why": recovery.why})
 
     def discard(self) -> None:
         """Forget the recovery: the job is suspended in the middle of it."""

@@ -1,7 +1,7 @@
 """HTTP server of the controller pod: status for the operator, suspend, Prometheus metrics."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -21,13 +21,15 @@ PORT = CONTROLLER_PORT
 
 
 def application(
-    board: ProgressBoard, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
-) -> Starlette:
+    board: ProgressBoard, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: "",
+    pages: Sequence[Route] = (),
+) -> Starlette:  # fmt: skip
     """Return the application: ``GET /v1/status``, ``/metrics``, ``/healthz``, and the operator's requests,
     ``POST /v1/suspend``, ``/v1/profile``, ``/v1/forget-nodes``.
 
-    ``stalled``: returns why the run makes no progress, or "". A controller that another one has superseded
-    does not speak for the job any more: it answers ``/v1/status`` with 410 (Gone).
+    ``stalled``: returns why the run makes no progress, or "". ``pages``: see PageRoutes.
+    A controller that another one has superseded does not speak for the job any more: it answers
+    ``/v1/status`` with 410 (Gone).
     """
 
     def status(_: Request) -> Response:
@@ -55,6 +57,7 @@ def application(
             Route("/v1/profile", profile, methods=["POST"]),
             Route("/v1/forget-nodes", forget_nodes, methods=["POST"]),
             metrics_route(),
+            *pages,
         ]
     )
 
