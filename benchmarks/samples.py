@@ -91,7 +91,7 @@ def _page(place: Path, samples: Path) -> dict[str, float]:
         "page_megabytes_512": round(target.stat().st_size / 1e6, 2),
         "page_seconds_512": round(seconds, 1),
         "page_memory_megabytes_512": round(kibibytes / 1024),
-        "page_poll_milliseconds": round(1000 * polled, 2),
+        "page_poll_seconds": round(polled, 5),
     }
 
 
