@@ -87,7 +87,7 @@ bench-trainer: env  ## fidelity and speed of the trainer; writes benchmarks/resu
 bench-controller: env  ## the controller's cost at 256 ranks; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/controller.py
 
-bench-samples: env  ## a step's samples at the size of 512 GPUs; adds to benchmarks/results/experience.json
+bench-samples: env  ## a step's samples at the size of 512 GPUs, and the page of a long run of them; adds to benchmarks/results/experience.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/samples.py
 
 bench-convert: env  ## what kubectl grpo convert makes of other frameworks' examples: FOLDER=clones; writes convert.json

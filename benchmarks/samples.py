@@ -1,14 +1,19 @@
-"""``make bench-samples``: seconds and bytes of a step's samples at the size of 512 GPUs.
+"""``make bench-samples``: seconds and bytes of a step's samples at the size of 512 GPUs, and of a run's page.
 
 The job's own writer writes 8 192 samples of 4 301 tokens on average, log-normal and cut at 14 336, with
 DeepSeek-V3's tokenizer, as reduced for the tests: texts of random ids. It runs beside the next step; the
-share is its CPU time, of the step that the rehearsal expects. Adds to benchmarks/results/experience.json.
+share is its CPU time, of the step that the rehearsal expects. The page is that of 5,000 steps with 100
+metrics and six such files. Adds to benchmarks/results/experience.json.
 """
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 
@@ -16,16 +21,19 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, record
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
+from grpo_worker.run_page.records import new_records
 from grpo_worker.samples.writer import SampleWriter
 
 PROMPTS, ANSWERS, PROMPT_TOKENS = 512, 16, 614
 MEAN, SIGMA, LONGEST = 4301, 0.8, 14336
+STEPS, METRICS = 5000, 100  # of the page's run
 TOKENIZER = REPO / "tests" / "support" / "published_models" / "snapshots" / "tokenizers" / "deepseek-v3"
 
 
@@ -52,9 +60,39 @@ def main() -> None:
             "sample_store_cpu_seconds_512": round(cpu, 1),
             "sample_store_call_milliseconds_512": round(1000 * called, 1),
             "sample_store_overhead_pct": round(100 * cpu / step, 2),
-        }
+        } | _page(place, file)
     print(json.dumps(figures, indent=1))
     record("experience", figures)
+
+
+def _page(place: Path, samples: Path) -> dict[str, float]:
+    """Return bytes, seconds and memory of the page of a run whose steps all have the file ``samples``."""
+    for step in range(2, 7):
+        os.link(samples, samples.with_name(f"{step:08d}.parquet"))
+    log, noise = StepLog(place / "metrics.jsonl"), np.random.default_rng(3)
+    for step in range(1, STEPS + 1):
+        values = {f"group/metric_{number}": float(noise.normal()) for number in range(METRICS)}
+        log.append(step, [values | {"timing_s/step": 100.0, "timing_s/gen": 60.0, "wall_time": float(step)}])
+    log.flush()
+    target = place / "run.html"
+    began = time.monotonic()
+    options = [str(place), f"--output={target}", f"--model={TOKENIZER}"]
+    # The peak of this process before exec would count as the program's, if its own usage were asked for.
+    program = (
+        f"from grpo_worker.controller.show_page import main; main({options!r});"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    kibibytes = int(subprocess.run([sys.executable, "-c", program], check=True, stdout=PIPE).stdout)
+    seconds = time.monotonic() - began
+    began = time.monotonic()
+    assert len(new_records(JobFolder(place, place), STEPS - 1, STEPS - 1.0) or []) == 2
+    polled = time.monotonic() - began
+    return {
+        "page_megabytes_512": round(target.stat().st_size / 1e6, 2),
+        "page_seconds_512": round(seconds, 1),
+        "page_memory_megabytes_512": round(kibibytes / 1024),
+        "page_poll_seconds": round(polled, 5),
+    }
 
 
 def _rollouts(tokenizer: TextTokenizer) -> RolloutBatch:

@@ -38,20 +38,18 @@ _LIBRARIES = (
 )
 _REMEDY = "Remove the file, then run the command again."
 _FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig>
-  <dir prefix="relative">usr/share/fonts</dir>
-  <cachedir prefix="relative">fonts</cachedir>
-</fontconfig>
+<fontconfig><dir>{tree}/usr/share/fonts</dir><cachedir>{tree}/fonts</cachedir></fontconfig>
 """
 
 
 def chromium() -> tuple[Path, dict[str, str]]:
     """Return the program and its environment. Raises StageError when Debian's packages cannot be had."""
     packages = download(PACKAGES)
-    tree = CACHE / f"chromium-{content_key(*(package.name.encode() for package in packages))}"
+    tree = CACHE / f"chromium-{content_key(_FONTS.encode(), *(file.name.encode() for file in packages))}"
     if not tree.is_dir():
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
             _unpack(packages, Path(draft) / "tree")
+            (Path(draft) / "tree" / "fonts.conf").write_text(_FONTS.format(tree=tree))
             (Path(draft) / "tree").rename(tree)
     libraries = os.pathsep.join(str(tree / folder) for folder in _LIBRARIES)
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "FONTCONFIG_FILE": str(tree / "fonts.conf")}
@@ -61,7 +59,6 @@ def chromium() -> tuple[Path, dict[str, str]]:
 def _unpack(packages: Iterable[Path], tree: Path) -> None:
     for package in packages:
         run(["dpkg-deb", "--extract", package, tree], step=f"unpacking {package.name}", remedy=_REMEDY)
-    (tree / "fonts.conf").write_text(_FONTS)
     missing = missing_libraries(tree, glibc=True)
     if missing:
         raise StageError(f"the tree of Chromium lacks {missing}: name the packages with them")

@@ -1,13 +1,18 @@
 """One run with every fault must end with the same weights as an undisturbed run."""
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from grpo_devcluster.follow import JobView
@@ -81,7 +86,7 @@ def test_a_killed_training_pod_restarts_the_gang_and_only_that_pod_is_replaced(j
     assert job.kubectl("get", "raycluster", job.name, "-o", "jsonpath={.metadata.uid}") == cluster
 
 
-def test_users_read_metrics_status_and_logs_of_the_job(job: JobView) -> None:
+def test_users_read_metrics_status_logs_and_the_page_of_the_job(job: JobView, tmp_path: Path) -> None:
     wait_step(job, 9)
     frame = GRPOClient("default", kubeconfig=str(KUBECONFIG)).metrics_frame(job.name)
     written = load(job.store())
@@ -93,6 +98,13 @@ def test_users_read_metrics_status_and_logs_of_the_job(job: JobView) -> None:
     samples = [sample for sample in json.loads(shown)["items"] if not sample["dropped"]]
     assert sorted(sample["uid"] for sample in samples) == sorted(_consumed(job, 8))
     assert samples[0]["score"] == max(sample["score"] for sample in samples) and samples[0]["answer"]
+    _grpo("ui", job.name, "-o", str(tmp_path / "run.html"))
+    assert '"name":"actor/loss"' in (tmp_path / "run.html").read_text()
+    with _page(job.name) as url:
+        page = httpx.get(url, timeout=120)
+        assert page.status_code == 200 and '"live":true' in page.text
+        steps = f"{url.removesuffix('page')}v1/page/steps?after=0&time=0"
+        assert httpx.get(steps, timeout=120).json()["new"]["last"]["step"] >= 8
     shown = _grpo("status", job.name)
     assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
 
@@ -104,9 +116,23 @@ def _consumed(job: JobView, step: int) -> list[str]:
 
 
 def _grpo(*arguments: str) -> str:
+    return subprocess.run(_command(*arguments), capture_output=True, text=True, check=True).stdout
+
+
+def _command(*arguments: str) -> list[str]:
     options = [f"--kubectl={binary('kubectl')}", f"--kubeconfig={KUBECONFIG}"]
-    command = [sys.executable, "-m", "grpo_operator.cli.kubectl.main", *options, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [sys.executable, "-m", "grpo_operator.cli.kubectl.main", *options, *arguments]
+
+
+@contextmanager
+def _page(job: str) -> Iterator[str]:
+    """Serve the page of a job as users do, and yield its URL."""
+    with subprocess.Popen(_command("ui", job, "--no-browser"), stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        try:
+            yield serving.stdout.readline().strip()
+        finally:
+            serving.send_signal(signal.SIGINT)
 
 
 @pytest.mark.fault(

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_worker.common.step_log import StepLog
-from grpo_worker.common.store_path import JobFolder
+from grpo_worker.common.store_path import JobFolder, StorePath
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -77,8 +77,13 @@ def write_restarts(folder: Path, *restarts: tuple[int, str, str]) -> None:
     (folder / "run.json").write_text(json.dumps(state))
 
 
-def write_samples(folder: Path, step: int, prompts: Sequence[str], answers: Sequence[str]) -> RolloutBatch:
-    """Write the samples of a step: to each prompt ANSWERS answers, by turns of ``answers``."""
+def write_samples(
+    folder: Path, step: int, prompts: Sequence[str], answers: Sequence[str], store: "StorePath | None" = None
+) -> RolloutBatch:
+    """Write the samples of a step: to each prompt ANSWERS answers, by turns of ``answers``.
+
+    ``store``: None: ``folder`` itself.
+    """
     asked = [Prompt(index, tuple(TOKENIZER.encode(text))) for index, text in enumerate(prompts)]
     noise = np.random.default_rng(step)
     samples, scores = [], []
@@ -94,7 +99,7 @@ def write_samples(folder: Path, step: int, prompts: Sequence[str], answers: Sequ
     batch = made.with_columns(old_log_probs=old).with_rows(
         advantages=np.asarray(scores, np.float32) - np.float32(np.mean(scores))
     )
-    place = JobFolder(folder, folder)
+    place = JobFolder(store or folder, folder)
     writer = SampleWriter(place, SamplesSpec(), TOKENIZER.decode_all, lambda: None)
     writer.add(step, 1, rollouts, scores, batch)
     writer.flush()

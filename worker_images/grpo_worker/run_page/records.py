@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from grpo_worker.common.log_pieces import LogPieces
@@ -69,8 +70,8 @@ def run_record(folder: JobFolder) -> dict[str, Any]:
 
 
 def _lines(file: StorePath) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file; the last line may be one that is being written."""
-    with file.open(encoding="utf-8") as lines:
+    """Yield the JSON objects of a file, up to a line that is being written or is damaged."""
+    with file.open(encoding="utf-8") as lines, suppress(json.JSONDecodeError):
         for line in lines:
             if not line.endswith("\n"):
                 return

@@ -174,6 +174,31 @@ def test_one_page_is_made_at_a_time_and_the_status_does_not_wait(
     assert answers == [200] and client.get("/v1/page/data").status_code == 200
 
 
+def test_a_store_that_does_not_answer_holds_few_requests(
+    tmp_path: Path, board: ProgressBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, answered = threading.Semaphore(0), threading.Event()
+
+    def hang(*_: Any) -> list[Any]:
+        entered.release()
+        answered.wait(30)
+        return []
+
+    monkeypatch.setattr(page_routes, "new_records", hang)
+    client, path, answers = _client(board, tmp_path), "/v1/page/steps?after=0&time=0", list[int]()
+    readers = [
+        threading.Thread(target=lambda: answers.append(client.get(path).status_code)) for _ in range(4)
+    ]
+    for reader in readers:
+        reader.start()
+        assert entered.acquire(timeout=30)
+    assert client.get(path).status_code == 503 and client.get("/v1/status").status_code == 200
+    answered.set()
+    for reader in readers:
+        reader.join(30)
+    assert answers == [200] * 4 and client.get(path).status_code == 200
+
+
 def test_new_steps_come_with_the_status_and_replaced_ones_are_told_apart(
     tmp_path: Path, board: ProgressBoard
 ) -> None:

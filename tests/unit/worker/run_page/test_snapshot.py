@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from upath import UPath
 
 from grpo_worker.common.log_pieces import LogPieces
 from grpo_worker.common.step_log import records_from
@@ -117,17 +118,27 @@ def test_new_restarts_are_those_at_the_end_of_the_file(tmp_path: Path) -> None:
     assert [line["step"] for line in new_recoveries(JobFolder(tmp_path, tmp_path), 998)] == [998, 999]
 
 
-def test_with_an_object_store_the_pieces_come_before_the_log_of_the_pod(tmp_path: Path) -> None:
-    store, disk = tmp_path / "store", tmp_path / "disk"
-    (store / "metrics.jsonl").mkdir(parents=True)
+def test_an_object_store_has_pieces_samples_and_the_page(tmp_path: Path) -> None:
+    store, disk = UPath(f"memory:/{tmp_path}/job"), tmp_path / "disk"
     pieces = LogPieces(store / "metrics.jsonl")
     for first, last in ((1, 2), (3, 4)):
-        lines = "".join(json.dumps({"step": step}) + "\n" for step in range(first, last + 1))
-        pieces.add(first, last, lines.encode())
-    write_records(disk, [4, 5])
+        lines = [json.dumps(record(step) | {"step": step}) for step in range(first, last + 1)]
+        pieces.add(first, last, "".join(f"{line}\n" for line in lines).encode())
+    write_records(disk, [4, 5])  # the pod has begun with step 4
     with (disk / "metrics.jsonl").open("a") as log:
         log.write('{"step": 6, "torn')
-    assert [one["step"] for one in step_records(JobFolder(store, disk))] == [1, 2, 3, 4, 5]
+    write_samples(disk, 5, ["one", "two"], ["yes"], store)
+    folder = JobFolder(store, disk)
+    assert [one["step"] for one in step_records(folder)] == [1, 2, 3, 4, 5]
+    found = snapshot(Run("job", folder, 5, TOKENIZER.decode_all))
+    assert found["steps"] == 5 and found["samples"]["steps"][0]["shown"][0]["answers"][0]["text"] == "yes"
+    write_page(Run("job", folder, 5))
+    assert "critic/score/mean" in (store / FILE).read_text() and not (disk / FILE).exists()
+
+
+def test_a_damaged_log_is_shown_up_to_the_damage(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "a"\n{"step": 3}\n')
+    assert [one["step"] for one in step_records(JobFolder(tmp_path, tmp_path))] == [1]
 
 
 def test_the_page_of_an_ended_run_is_written_and_its_failure_costs_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from grpo_worker.run_page.snapshot import summary
 
 PROGRAM = (sys.executable, "-m", "grpo_worker.controller.show_page")
 _SECONDS = 120  # for a program, which reads the store
+_READERS = 4  # of new steps at a time
 _HEADERS = {
     "content-security-policy": f"{policy(live=True)}; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -41,7 +42,8 @@ class PageRoutes:
 
     def __init__(self, board: ProgressBoard, folder: JobFolder, program: Sequence[str] = PROGRAM) -> None:
         self._board, self._folder, self._program = board, folder, program
-        self._busy = threading.Lock()
+        # A queue of requests for a store that does not answer would keep the operator's requests waiting.
+        self._busy, self._reading = threading.Semaphore(1), threading.Semaphore(_READERS)
 
     def routes(self) -> list[Route]:
         """Return the routes, which need the key of the job's pods."""
@@ -61,12 +63,20 @@ class PageRoutes:
             after, time = int(request.query_params["after"]), float(request.query_params["time"])
         except (KeyError, ValueError) as error:
             return _problem(HTTPStatus.BAD_REQUEST, f"after=STEP and time=SECONDS are numbers: {error}")
-        found = new_records(self._folder, after, time)
-        new = None
-        if found is not None:
-            before, records = (found[0], found[1:]) if found else ({"step": after, "wall_time": time}, [])
-            new = summary(records, new_recoveries(self._folder, after), Limits(), before)
+        if not self._reading.acquire(blocking=False):
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "the store is slow: try again")
+        try:
+            new = self._new(after, time)
+        finally:
+            self._reading.release()
         return JSONResponse({"status": status(self._board.get()), "new": new}, headers=_HEADERS)
+
+    def _new(self, after: int, time: float) -> dict[str, Any] | None:
+        found = new_records(self._folder, after, time)
+        if found is None:
+            return None
+        before, records = (found[0], found[1:]) if found else ({"step": after, "wall_time": time}, [])
+        return summary(records, new_recoveries(self._folder, after), Limits(), before)
 
     def _samples(self, request: Request) -> Response:
         given = request.query_params
@@ -80,7 +90,7 @@ class PageRoutes:
 
     def _made(self, kind: str, *options: str) -> Response:
         """Return what the program prints."""
-        if not self._busy.acquire(blocking=False):  # a queue of requests would keep the status waiting
+        if not self._busy.acquire(blocking=False):
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "another page is being made: try again")
         try:
             done = subprocess.run(

@@ -9,13 +9,12 @@ function axisOf(page) {
 }
 
 function restarts(drawing, page) {
-  for (const {restart, marks} of page.faults) {
-    if (!restart) continue;
-    for (const [step, , text] of marks) {
-      const place = drawing.x(step);
-      drawing.node.append(svg("line", {class: "restart", x1: place, x2: place, y1: drawing.top,
-        y2: drawing.bottom}, svg("title", {}, `restart at step ${step}: ${text}`)));
-    }
+  const marks = page.faults.flatMap((fault) => fault.restart ? fault.marks : []);
+  const opacity = marks.length > 20 ? .3 : 1;
+  for (const [step, , text] of marks) {
+    const place = drawing.x(step);
+    drawing.node.append(svg("line", {class: "restart", x1: place, x2: place, y1: drawing.top,
+      y2: drawing.bottom, opacity}, svg("title", {}, `restart at step ${step}: ${text}`)));
   }
 }
 
@@ -88,11 +87,11 @@ function idle(page, axis) {
 
 function faults(page, axis) {
   if (!page.faults.length) return html("p", {class: "note"}, "No faults and no restarts.");
-  const height = 24 + 22 * page.faults.length;
+  const height = 24 + 32 * page.faults.length;
   const drawing = frame(1180, height, axis, 0, 1, () => "");
   const made = figure("Faults and restarts", drawing.node, "a mark names what happened");
   page.faults.forEach(({kind, restart, marks}, lane) => {
-    const y = 14 + 22 * lane;
+    const y = 28 + 32 * lane;
     for (const [step, count, text] of marks) {
       const mark = svg("circle", {class: restart ? "mark of-restart" : "mark", cx: drawing.x(step), cy: y,
         r: Math.min(4 + Math.log2(count), 9), "data-step": step}, svg("title", {}, text));
@@ -101,7 +100,7 @@ function faults(page, axis) {
       });
       drawing.node.append(mark);
     }
-    drawing.node.append(svg("text", {x: 56, y: y + 3}, kind));
+    drawing.node.append(svg("text", {x: 56, y: y - 10}, kind));
   });
   return made.node;
 }

@@ -77,7 +77,7 @@ async function json(path) {
 
 async function renew() {
   const fetched = await json("v1/page/data");
-  runPage.data = {...fetched, live: true};
+  runPage.data = {...fetched, status: runPage.data.status, live: true};
   runPage.tail = 0;
   sampleNote();
   samples(runPage.data, ask);
@@ -88,17 +88,19 @@ async function poll() {
     const {step, time} = runPage.data.last;
     const {status, new: more} = await json(`v1/page/steps?after=${step}&time=${time}`);
     runPage.problem = "";
+    runPage.data.status = status;
     if (more === null || runPage.tail + more.steps > LONGEST_TAIL) {
       await renew();
-    } else {
+      draw();
+    } else if (more.steps || more.faults.length) {
       extend(runPage.data, more);
       runPage.tail += more.steps;
+      draw();
     }
-    runPage.data.status = status;
   } catch (error) {
     runPage.problem = `no answer: ${error.message}`;
   }
-  draw();
+  head();
   setTimeout(poll, POLL);
 }
 
