@@ -366,15 +366,8 @@ class World:
             RunRecord.load(self.folder.store / "run.json"), self.spec.restart_policy, self.departure
         )
         failures.resume(self.resumes)
-        sets = tuple(
-            ValidationSet(
-                one.name, open_gym(one.data, seed=9), model.tokenizer, cast(Any, self.engines),
-                2**40 * (number + 1), one.prompts or 8, 4096,
-            )
-            for number, one in enumerate(self.spec.validation.sets if self.spec.validation else [])
-        )  # fmt: skip
         fork = Fork.of(self.spec, self.fork_from)
-        inputs = Inputs(model, source, cast(Any, self.engines), fork, sets)
+        inputs = Inputs(model, source, cast(Any, self.engines), fork, self.validation_sets())
         client = cast(RolloutClient, self.engines)
         update = self.board.update
 
@@ -392,6 +385,17 @@ class World:
         self.loop = loop
         loop.run()
         return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+    def validation_sets(self) -> tuple[ValidationSet, ...]:
+        """Return the sets of the spec; the reward is that of the engines."""
+        tokenizer, found = open_model("preset:tiny-moe").tokenizer, self.spec.validation
+        return tuple(
+            ValidationSet(
+                one.name, open_gym(one.data, seed=9), tokenizer, cast(Any, self.engines),
+                2**40 * (number + 1), one.prompts or 8, 4096,
+            )
+            for number, one in enumerate(found.sets if found else [])
+        )  # fmt: skip
 
     def settle(self) -> None:
         """Wait until the thread beside the steps has done what it was asked for."""

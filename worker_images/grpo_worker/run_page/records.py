@@ -3,31 +3,19 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-from grpo_worker.common.log_pieces import LogPieces
+from grpo_worker.common.log_records import json_lines, log_records
 from grpo_worker.common.step_log import records_from
-from grpo_worker.common.store_path import JobFolder, StorePath, has_file
+from grpo_worker.common.store_path import JobFolder, has_file
 
 METRICS = "metrics.jsonl"
 _TAIL_BYTES = 1 << 20  # of new steps in one answer
 
 
 def step_records(folder: JobFolder) -> Iterator[dict[str, Any]]:
-    """Yield the records of all steps, each once, in their order.
-
-    With an object store the pieces come first, then what only the log in the pod has.
-    """
-    last = 0
-    if folder.pieces is not None:
-        for piece in LogPieces(folder.pieces / METRICS).files():
-            for record in _lines(piece):
-                last = max(last, record["step"])
-                yield record
-    log = folder.disk / METRICS
-    if log.is_file():
-        yield from (record for record in _lines(log) if record["step"] > last)
+    """Yield the records of all steps, each once, in their order."""
+    return log_records(folder, METRICS)
 
 
 def new_records(folder: JobFolder, step: int, time: float) -> list[dict[str, Any]] | None:
@@ -47,7 +35,7 @@ def recoveries(folder: JobFolder) -> Iterator[dict[str, Any]]:
     """Yield the restarts that are recorded."""
     file = folder.disk / "recoveries.jsonl"
     if file.is_file():
-        yield from _lines(file)
+        yield from json_lines(file)
 
 
 def new_recoveries(folder: JobFolder, step: int) -> list[dict[str, Any]]:
@@ -67,12 +55,3 @@ def run_record(folder: JobFolder) -> dict[str, Any]:
     """Return the job's attempts, restarts and failure; {} before there was one."""
     file = folder.store / "run.json"
     return dict(json.loads(file.read_text())) if has_file(file) else {}
-
-
-def _lines(file: StorePath) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, up to a line that is being written or is damaged."""
-    with file.open(encoding="utf-8") as lines, suppress(json.JSONDecodeError):
-        for line in lines:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)

@@ -1,6 +1,5 @@
 """Validator: validates weight versions beside the steps, and keeps the results."""
 
-import json
 import logging
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from grpo_operator.api.messages import ValidationResult
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.best import best_step, keep_best
+from grpo_worker.common.log_records import log_records
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
@@ -83,8 +83,8 @@ class VersionValidator:
         assert spec.validation is not None
         self._spec, self._total = spec.validation, spec.total_steps
         self._generates, self._report = generates, report
-        self._path = folder.disk / FILE
-        self._log = StepLog(self._path, check, folder.pieces)
+        self._folder = folder
+        self._log = StepLog(folder.disk / FILE, check, folder.pieces)
         self._validate = partial(
             validate, sets, client=client, n=spec.validation.samples_per_prompt,
             pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size,
@@ -113,8 +113,7 @@ class VersionValidator:
         self._running, self._cancelled = None, threading.Event()
         self._log.truncate(step)
         self._results, self._last, self._best = {}, -1, None
-        for line in self._path.read_text().splitlines():
-            record = json.loads(line)
+        for record in log_records(self._folder, FILE):
             self._note(record["step"], record["set"], record)
         self._keep_best()
 

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from upath import UPath
 
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.best import best_step
-from support.loop_world import World, shared_gpus
+from grpo_worker.common.store_path import JobFolder
+from grpo_worker.controller.validation.validator import VersionValidator
+from grpo_worker.weightsync.protocol.version import Version
+from support.loop_world import ValidationEngines, World, shared_gpus
 
 SETS = [
     {"name": "gcd", "data": "reasoning-gym:gcd", "prompts": 5},
@@ -119,6 +123,35 @@ def test_the_checkpoint_with_the_best_score_outlives_newer_ones(tmp_path: Path) 
     assert list(dict.fromkeys(kept)) == [None, 4, 8]
     assert best_step(tmp_path / "checkpoints") == 8, "step 12 has a lower score"
     assert world.board.get().validation[0].best_step == 8
+
+
+def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) -> None:
+    world = _world(tmp_path / "job", {"keepBest": "gcd"})
+    store = UPath(f"memory:/{tmp_path}/job")
+
+    def opened(disk: str) -> VersionValidator:
+        (tmp_path / disk).mkdir()
+        return VersionValidator(
+            world.spec, JobFolder(store, tmp_path / disk), world.validation_sets(),
+            ValidationEngines(world, world.engines, 1), lambda _: None, lambda *_: None, lambda: None,
+        )  # fmt: skip
+
+    world.score_of = lambda version: {4: 1.0}.get(version, 0.5)
+    world.spec = world.spec.model_copy(update={"total_steps": 8})
+    first = opened("lost")
+    first.begin_attempt(0)
+    for version in (0, 2, 4, 6):
+        first.begin(Version(version))
+        first.finish(lambda: None)
+    first.flush()
+    asked = len(world.validated)
+
+    second = opened("new")
+    second.begin_attempt(6)
+    assert second.results == first.results and best_step(store / "checkpoints") == 4
+    second.begin(Version(6))
+    second.finish(lambda: None)
+    assert len(world.validated) == asked, "it was validated before"
 
 
 def _status_of(calm: Path, folder: Path) -> Any:
