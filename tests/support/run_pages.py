@@ -80,7 +80,7 @@ def write_restarts(folder: Path, *restarts: tuple[int, str, str]) -> None:
 def write_samples(
     folder: Path, step: int, prompts: Sequence[str], answers: Sequence[str], store: "StorePath | None" = None
 ) -> RolloutBatch:
-    """Write the samples of a step: to each prompt ANSWERS answers, by turns of ``answers``.
+    """Write the samples of a step, with ANSWERS answers to each prompt, which repeat ``answers``.
 
     ``store``: None: ``folder`` itself.
     """

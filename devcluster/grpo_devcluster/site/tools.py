@@ -1,4 +1,4 @@
-"""What the site is built with: MkDocs with the theme Material from ``uv.lock``, and Mermaid from npm."""
+"""Tools that build the site: MkDocs with the theme Material from ``uv.lock``, and Mermaid from npm."""
 
 import hashlib
 import shutil

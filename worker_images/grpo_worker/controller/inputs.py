@@ -68,20 +68,16 @@ def read_inputs(
     reward = open_reward(task, model.tokenizer, spec.reward, start_workers)
     try:
         reward.check()
-    except Exception:  # the caller may try again, with other workers
-        reward.close()
-        raise
-    board.update(sandbox_problem=sandbox_problem(spec.reward))
-    source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
-    source.check()
-    if spec.validation is not None:
-        board.update(message="reading validation.sets")
-    try:
+        board.update(sandbox_problem=sandbox_problem(spec.reward))
+        source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
+        source.check()
+        if spec.validation is not None:
+            board.update(message="reading validation.sets")
         validation = open_sets(
             spec.validation, spec.data, spec.reward, model.tokenizer, spec.seed, config.store / "datasets",
             open_task, start_workers,
         )  # fmt: skip
-    except Exception:
+    except Exception:  # the caller may try again, with other workers
         reward.close()
         raise
     return Inputs(model, source, reward, fork, validation)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a page holds at most.
+    """Limits of what a page holds.
 
     ``buckets``: intervals of steps, each with two points of every curve. ``metrics``: curves. ``marks``: of
     each kind of fault. ``steps``: whose samples are on a page that asks nobody for others, with ``groups`` of

@@ -1,4 +1,4 @@
-"""Which samples a page has, and how they are cut."""
+"""Choice of the samples on a page, and the parts of them that it shows."""
 
 import json
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import islice
 
 from grpo_worker.controller.generation.group import Group, GroupClient
 from grpo_worker.controller.generation.group_scoring import GroupScoring
@@ -32,14 +33,9 @@ def _validate(
     cancelled: threading.Event,
 ) -> SetScores:  # fmt: skip
     scoring, groups, prompts = GroupScoring(), dict[int, Group](), one.prompts()
-    more = True
     try:
         while True:
-            while more and len(groups) < at_once:
-                prompt = next(prompts, None)
-                if prompt is None:
-                    more = False
-                    break
+            for prompt in islice(prompts, at_once - len(groups)):
                 groups[prompt.index] = Group(prompt, version, client, one.reward)
                 scoring.add(groups[prompt.index])
             if not groups:
