@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +14,9 @@ class _Jumping(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.held = False
 
     def select(self, timeout: float | None = None) -> Any:
-        if timeout is None or (self.held and timeout > 0):  # wait for another thread
+        if timeout is None:  # wait for another thread
             return super().select(None)
         ready = super().select(0)
         if not ready:
@@ -33,13 +33,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Stop the time while another thread gives the loop work."""
-        self._jumping.held = True
+        """Run nothing while another thread gives the loop work, which then starts together."""
+        holds, goes_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            holds.set()
+            goes_on.wait()
+
+        self.call_soon_threadsafe(hold)
+        holds.wait()
         try:
             yield
         finally:
-            self._jumping.held = False
-            self.call_soon_threadsafe(lambda: None)
+            goes_on.set()
 
     def time(self) -> float:
         return self._jumping.now

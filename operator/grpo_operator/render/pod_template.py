@@ -197,4 +197,5 @@ def stoppable(command: str) -> str:
     Process 1 of a container ignores signals until it has handlers, and a pod may have a long grace.
     """
     wait = "until wait $main; rc=$?; ! kill -0 $main 2>/dev/null; do :; done; exit $rc"
-    return f"{command} & main=$!; trap 'kill $main' TERM; {wait}"
+    trap = "trap 'stop=1; ${main:+kill $main}' TERM"  # before there is anything to end
+    return f"main=; stop=; {trap}; {command} & main=$!; ${{stop:+kill $main}}; {wait}"
