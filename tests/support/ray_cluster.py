@@ -1,6 +1,7 @@
 """A Ray head that can be lost and comes back, and nodes that can be lost, as processes of this machine."""
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -13,10 +14,14 @@ from typing import Any
 
 import psutil
 
+from grpo_operator.render.job_pods import _LEAVING, _START_RAY, _UNTIL_LEFT
 from grpo_operator.render.pod_template import _HEAD_ENV
 
 HEAD = "127.0.0.10"
 _RAY = Path(sys.executable).parent / "ray"
+# A container: its first process, the shell, sees the processes that it has started and no others.
+_POD = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
+_STANDS = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _SERVER = "/usr/bin/redis-check-rdb"  # of Debian's redis-tools; under the name redis-server it is the server
 _CHECKS = {name: value for name, value in _HEAD_ENV.items() if "health_check" in name}
 SLOW_START = {"RAY_raylet_start_wait_time_s": "60", "RAY_AUTH_MODE": "disabled"}
@@ -52,24 +57,48 @@ class RayCluster:
         """Address of the head."""
         return f"{HEAD}:{self._port}"
 
-    def add_node(self, address: str, ranks: int) -> None:
-        """Start a node and wait until it runs."""
+    def add_node(self, address: str, ranks: int, weights: Path | None = None) -> None:
+        """Start a node and wait until it runs. ``weights``: as a training pod, with this folder for them."""
         command = [
             _RAY, "start", "--block", f"--address={self.address}", f"--node-ip-address={address}",
             "--num-cpus=0", f'--resources={{"trainer": {ranks}}}' if ranks else "--resources={}",
             "--object-store-memory=100000000",
         ]  # fmt: skip
+        more = _RECONNECT
+        if weights is not None:
+            more = more | {"KUBERAY_GEN_RAY_START_CMD": shlex.join(map(str, command))}
+            more |= {"GRPO_WEIGHTS_DIR": str(weights)}
+            shell = f"trap ': > {_LEAVING}' TERM; ({_START_RAY}) {_UNTIL_LEFT}"
+            command = [*_POD, shell.replace(str(Path(_LEAVING).parent), str(weights))]
         deadline, log = time.monotonic() + 300, self._folder / f"{address}.log"
-        started = self._nodes[address] = self._popen(command, _RECONNECT, address)
+        started = self._nodes[address] = self._popen(command, more, address)
         while "Ray runtime started" not in log.read_text():
             if started.poll() is not None:  # on a busy machine Ray gives up a start that takes too long
-                started = self._nodes[address] = self._popen(command, _RECONNECT, address)
+                started = self._nodes[address] = self._popen(command, more, address)
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
 
     def kill_node(self, address: str) -> list[str]:
         """Kill all processes of a node at once; return their names."""
         return _kill(self._nodes.pop(address))
+
+    def terminate_pod(self, address: str) -> "subprocess.Popen[bytes]":
+        """Send SIGTERM to the first process of a pod, as kubelet does; return the pod's process."""
+        pod = self._nodes.pop(address)
+        (first,) = psutil.Process(pod.pid).children()
+        first.terminate()
+        return pod
+
+    def stop_node(self, address: str) -> list[str]:
+        """Stop all processes of a node at once, which never go on; return their names."""
+        processes = _family(self._nodes[address])
+        for process in processes:
+            process.suspend()
+        deadline = time.monotonic() + 10
+        while not all(process.status() in _STANDS for process in processes):
+            assert time.monotonic() < deadline, [(p.name(), p.status()) for p in processes]
+            time.sleep(0.05)
+        return [process.name() for process in processes]
 
     def kill_head(self) -> list[str]:
         """Kill all processes of the head at once; return their names."""
@@ -134,11 +163,16 @@ def _kill(process: "subprocess.Popen[bytes]") -> list[str]:
     """Kill a process and all that it has started; return their names."""
     if process.poll() is not None:
         return []
-    root = psutil.Process(process.pid)
-    processes = [root, *root.children(recursive=True)]
+    processes = _family(process)
     names = [process.name() for process in processes]
     for each in processes:
         each.kill()
     process.wait()
     psutil.wait_procs(processes[1:], timeout=10)
     return names
+
+
+def _family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """Return a process and all that it has started."""
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS
 from support.job_outcome import outcome
 from support.ray_cluster import SLOW_START, RayCluster
 
@@ -139,3 +141,56 @@ def test_a_spare_node_takes_over_from_a_lost_one(tmp_path: Path, calm: Any) -> N
     assert (record["attempt"], record["infrastructure_restarts"], record["job_restarts"]) == (3, 2, 0)
     assert outcome(tmp_path) == calm
     print(f"next step after {seconds[0]} s with a spare node, after {seconds[1]} s with a new one")
+
+
+@pytest.mark.fault(
+    row="5",
+    point="all processes of a rank's node stop at the same time during an update and never go on",
+    witness="state of the processes; the restart is counted",
+    bound="next step in 240 s",
+    compared="all steps and the ledger of an undisturbed run, bitwise",
+)
+def test_a_spare_node_takes_over_from_one_without_power(tmp_path: Path, calm: Any) -> None:
+    """No connection of the node is closed, and nothing of it answers any more."""
+    with _cluster(tmp_path, 1, 1, 1) as ray, _job(tmp_path, ray.address, CONTROLLER) as process:
+        _await_update(process, 8)
+        assert "raylet" in ray.stop_node(NODES[0])
+        started = time.monotonic()
+        _await_update(process, 9)
+        seconds = time.monotonic() - started
+        assert _last_line(process) == SUCCEEDED
+    assert seconds <= TAKEN_OVER
+    record = _record(tmp_path)
+    assert (record["attempt"], record["infrastructure_restarts"], record["job_restarts"]) == (2, 1, 0)
+    assert outcome(tmp_path) == calm
+    print(f"next step after {seconds:.1f} s")
+
+
+@pytest.mark.fault(
+    row="26",
+    point="SIGTERM of a training pod's shell during an update",
+    witness="the end of the attempt says that the pod is being deleted and what was saved",
+    bound="the pod ends in 60 s, the smallest default of graceSeconds; next step in 240 s",
+    compared="all steps and the ledger of an undisturbed run, bitwise",
+)
+def test_a_training_pod_that_gets_sigterm_leaves_when_its_steps_are_saved(tmp_path: Path, calm: Any) -> None:
+    with _cluster(tmp_path) as ray:
+        for number, node in enumerate(NODES[:3]):
+            weights = tmp_path / f"weights-{number}"
+            weights.mkdir()
+            ray.add_node(node, 1, weights)
+        with _job(tmp_path, ray.address, CONTROLLER) as process:
+            _await_update(process, 9)  # a checkpoint was due after step 8, and the next one after step 12
+            started = time.monotonic()
+            pod = ray.terminate_pod(NODES[0])
+            pod.wait(GRACE_SECONDS)
+            _await_update(process, 11)
+            seconds = time.monotonic() - started
+            assert _last_line(process) == SUCCEEDED
+    assert seconds <= TAKEN_OVER
+    saved = rf"pod \S+ \({NODES[0]}\) is being deleted; the checkpoint of step (9|10) is complete"
+    assert re.search(saved, (tmp_path / "job.log").read_text())
+    record = _record(tmp_path)
+    assert (record["attempt"], record["infrastructure_restarts"], record["job_restarts"]) == (2, 1, 0)
+    assert outcome(tmp_path) == calm
+    print(f"step 11 after {seconds:.1f} s")
