@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks sbom env clean
+.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs dashboards image-locks sbom env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -66,9 +66,10 @@ slow:  ## tests that take minutes and rarely break
 	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow
 
 SOAK_MINUTES ?= 60
-soak:  ## random faults on a tenth of the steps for SOAK_MINUTES, then a calm run; adds to benchmarks/results/reliability.json
+SOAK_PROMPTS ?= 192
+soak:  ## random faults on a tenth of the steps for SOAK_MINUTES, then as many calm steps; adds to benchmarks/results/reliability.json
 	$(DEV) prepare
-	GRPO_RECORD=1 GRPO_SOAK_MINUTES=$(SOAK_MINUTES) $(PYTEST) tests/e2e/test_soak.py -v -s
+	GRPO_RECORD=1 GRPO_SOAK_MINUTES=$(SOAK_MINUTES) GRPO_SOAK_PROMPTS=$(SOAK_PROMPTS) $(PYTEST) tests/e2e/test_soak.py -v -s
 
 rehearse: env  ## a step of 512 GPUs on virtual time, and short ones of all manifests; writes benchmarks/results/rehearsal.json
 	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark
@@ -85,6 +86,12 @@ bench-trainer: env  ## fidelity and speed of the trainer; writes benchmarks/resu
 
 bench-controller: env  ## the controller's cost at 256 ranks; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/controller.py
+
+bench-samples: env  ## a step's samples at the size of 512 GPUs; adds to benchmarks/results/experience.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/samples.py
+
+bench-convert: env  ## what kubectl grpo convert makes of other frameworks' examples: FOLDER=clones; writes convert.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/convert.py $(FOLDER)
 
 bench-data-path: env  ## a step's data path at 8 192 x 16 k tokens; writes benchmarks/results/data_path.json
 	PYTHONPATH=devcluster:tests $(VENV)/python benchmarks/data_path.py
@@ -140,6 +147,9 @@ megatron-fields: env  ## generate the table of Megatron-Core's fields from the i
 
 docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.reference docs/reference
+
+dashboards: env  ## generate the chart's Grafana dashboards
+	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.dashboards helm/grpo-operator/files/dashboards
 
 image-locks: env  ## generate images/*.txt, the images' packages, from uv.lock and images/bases.yaml
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.image_locks

@@ -1,7 +1,7 @@
 """A job of pods on GPUs that suffers one fault after the other, beside the same job without faults.
 
-    python3 benchmarks/gpu/faults.py OUT MANIFEST calm
-    python3 benchmarks/gpu/faults.py OUT MANIFEST faulted [--only FAULT...]
+    python3 benchmarks/gpu/faults.py OUT MANIFEST calm [--steps STEPS]
+    python3 benchmarks/gpu/faults.py OUT MANIFEST faulted [--steps STEPS] [--only FAULT...]
 
 Run it in a devcluster where the operator is installed, as ``devcluster/gpu-node.sh jobs`` leaves it. Trainers
 and engines are deterministic, so that both runs should have the same bits. Writes OUT/calm.json, then
@@ -42,7 +42,7 @@ from support.faults import (
 )  # fmt: skip
 from support.jobs import ENDED
 
-STEPS, BETWEEN = 60, 3  # steps of the job, and undisturbed ones between two faults
+BETWEEN = 3  # undisturbed steps between two faults
 PATIENCE = 240  # seconds for a step after a fault
 COMPARED = ("actor/loss", "actor/grad_norm", "critic/score/mean", "train/train_rollout_logprob_abs_diff")
 Fault = Callable[[JobView], str]  # injects it and returns what shows that it happened
@@ -134,12 +134,12 @@ FAULTS: tuple[Fault, ...] = (
 BY_NAME = {fault.__name__: fault for fault in FAULTS}
 
 
-def begin(name: str, manifest: Path) -> JobView:
+def begin(name: str, manifest: Path, steps: int) -> JobView:
     """Apply the deterministic job under this name."""
     job = yaml.safe_load(manifest.read_text())
     job["metadata"]["name"] = name
     spec = job["spec"]
-    spec["totalSteps"] = STEPS
+    spec["totalSteps"] = steps
     spec["trainer"]["deterministic"] = True
     spec["rollout"]["template"]["engine"]["deterministic"] = True
     spec["checkpoint"] |= {"everySteps": 10, "memory": {"everySteps": 1}}
@@ -181,9 +181,10 @@ def main() -> None:
     parser.add_argument("manifest", type=Path)
     parser.add_argument("run", choices=["calm", "faulted"])
     parser.add_argument("--only", nargs="+", choices=BY_NAME, default=list(BY_NAME), help="these faults")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the job (60)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    job = begin(args.run, args.manifest)
+    job = begin(args.run, args.manifest, args.steps)
     until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
     chosen = [BY_NAME[name] for name in args.only]
     faults = suffer(job, chosen) if args.run == "faulted" else []

@@ -33,6 +33,7 @@ class Component:
 _K8S = "k8s.io/kubernetes/cmd/"
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
 _TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit/cmd/"
+_PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator/cmd/operator"
 _PLUGIN = "github.com/NVIDIA/k8s-device-plugin/cmd/"
 COMPONENTS = {
     c.name: c
@@ -52,7 +53,11 @@ COMPONENTS = {
         Component("coredns", "coredns", "github.com/coredns/coredns"),
         Component("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
         Component("kuberay-operator-1.5", "kuberay-1.5", "github.com/ray-project/kuberay/ray-operator"),
-        Component("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
+        *(
+            Component(name, "prometheus", f"github.com/prometheus/prometheus/cmd/{name}")
+            for name in ("prometheus", "promtool")
+        ),
+        Component("prometheus-operator", "prometheus-operator", _PROMETHEUS_OPERATOR),
         Component("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
         Component("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),

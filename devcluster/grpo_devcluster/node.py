@@ -144,7 +144,8 @@ def unmount_all() -> None:
     for point in sorted((p for p in points if p.startswith(roots)), key=len, reverse=True):
         subprocess.run(["umount", "--lazy", point], capture_output=True, check=False)
     for namespace in Path("/run/netns").glob("cni-*"):
-        namespace.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # `ip netns add` has mounted something over the folder
+            namespace.unlink()
 
 
 def remove_cgroups() -> None:

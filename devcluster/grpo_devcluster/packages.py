@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_devcluster.packed import require_parts, tool_environment
@@ -31,8 +32,8 @@ def use_packed_tools() -> None:
         os.environ.update(tool_environment(PACK, os.environ))
 
 
-def install_debian() -> None:
-    """Install the missing Debian packages, or use those of the pack."""
+def install_debian(names: Sequence[str] = DEBIAN) -> None:
+    """Install the missing ones of these Debian packages, or use those of the pack."""
     if PACK is not None:
         require_parts(PACK)
         use_packed_tools()
@@ -43,7 +44,7 @@ def install_debian() -> None:
         remedy="The devcluster needs Debian 12; with a cluster of your own set KUBECONFIG instead.",
     )
     have = {line.split()[0] for line in installed.splitlines() if line.endswith(" installed")}
-    missing = [name for name in DEBIAN if name not in have]
+    missing = [name for name in names if name not in have]
     if not missing:
         return
     remedy = "Check that apt-get reaches a Debian 12 mirror, then run the command again."

@@ -56,6 +56,8 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     # Three nodes at once, during the update of the third step.
     "store-restore": (*_FEW, "--steps", "4", "--checkpoint-every", "1", *_lost(290, 5, 6, 21)),
     "hang": (*_FEW, "--hang-rank", "77:62"),
+    # In the second step, after a checkpoint.
+    "lost-head": (*_FEW, "--steps", "3", "--checkpoint-every", "1", "--lose-head", "290"),
 }
 
 
@@ -139,6 +141,8 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
         figures["r3_gib_engine_to_ranks_scaled"] = 64 * experts / 2**30
     if "lost-node" in reports:
         figures["lost_node_recovery_seconds"] = reports["lost-node"]["lost_node_recovery_seconds"]
+    if "lost-head" in reports:
+        figures["lost_head_recovery_seconds"] = reports["lost-head"]["lost_head_recovery_seconds"]
     if "hang" in reports:
         figures["hang_named_seconds"] = reports["hang"]["hang_named_seconds"]
     return figures

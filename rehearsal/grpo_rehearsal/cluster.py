@@ -26,6 +26,7 @@ from grpo_worker.roles.host import RankHost
 from grpo_worker.weightsync.planner.layouts import EngineShape
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
+HEAD_LOST = "Ray's head is lost"
 _BLOCK = 32  # tokens between two events of a stand-in engine
 
 
@@ -51,6 +52,7 @@ class Cluster:
     waits: PoolWaits = field(default_factory=PoolWaits)
     events: list[tuple[float, str]] = field(default_factory=list)
     cpu_before: dict[str, float] = field(default_factory=dict)  # by thread, until the first step
+    _head_back: float = 0.0  # when Ray's head can start processes
 
     def build(self, end: int) -> None:
         """Create the engines and their addresses. ``end``: id of the token that ends a response."""
@@ -106,6 +108,7 @@ class Cluster:
             self.record.nbytes,
             dict(self.scenario.slow_ranks),
             self.record.saves,
+            late=max(self._head_back - self.scheduler.now, 0.0),
         )
         processes = StandInProcesses(self.scheduler, methods, infos, place, RankHost, self.record)
         self.attempts.append(processes)
@@ -126,6 +129,14 @@ class Cluster:
             later(when, partial(self._on_ranks, f"rank {rank} hangs", lambda p: p.hang(rank)))
         for node, when in scenario.dead_nodes:
             later(when, partial(self._lose_node, node))
+        if scenario.lost_head is not None:
+            later(scenario.lost_head, self._lose_head)
+
+    def _lose_head(self) -> None:
+        """End all ranks: Ray's new head knows none of the old one's processes."""
+        self._head_back = self.scheduler.now + self.durations.assumed.head_restart
+        everyone = range(self.job.plan.layout.world)
+        self._on_ranks(HEAD_LOST, lambda processes: processes.die(everyone))
 
     def _lose_node(self, node: int) -> None:
         gpus = self.job.spec.trainer.gpus_per_node

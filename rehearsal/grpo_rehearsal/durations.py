@@ -33,8 +33,9 @@ class Assumptions:
     the ranks' start. ``rendezvous``: seconds in which the members of links assemble and engines record what
     they keep; the ranks' own rendezvous takes as long. ``layouts``: seconds in which the ranks exchange their
     layouts, once. ``planning``: seconds in which the first rank plans the transfers to engines of one kind.
-    ``engine_restart``: seconds until a dead server answers again. ``memory_turn``: seconds in which a
-    colocated engine releases or takes its memory.
+    ``engine_restart``: seconds until a dead server answers again. ``head_restart``: seconds from the loss of
+    Ray's head until ranks can be started on the cluster that has formed again. ``memory_turn``: seconds in
+    which a colocated engine releases or takes its memory.
     """
 
     mean_response: float | None = None
@@ -46,6 +47,7 @@ class Assumptions:
     layouts: float = 2.0
     planning: float = 4.0
     engine_restart: float = 240.0
+    head_restart: float = 60.0
     memory_turn: float = 2.0
 
 

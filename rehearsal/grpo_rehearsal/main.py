@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(option, metavar=value, help=text, type=parse_pair, default=[], action="append")
     parser.add_argument("--routing-replay", action="store_true", help="replay the engines' routing")
+    parser.add_argument("--lose-head", type=float, metavar="SECONDS", help="Ray's head is lost")
     parser.add_argument("--hang-rank", type=parse_pair, metavar="RANK:SECONDS", help="a rank stands still")
     return parser
 
@@ -110,6 +111,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
         slow_ranks=tuple(options.slow_rank),
         hung_rank=options.hang_rank,
         dead_nodes=tuple(options.lose_node),
+        lost_head=options.lose_head,
         assumed=Assumptions(
             mean_response=options.mean_response,
             sigma=options.sigma,

@@ -12,8 +12,8 @@ class Scenario:
     ``engine_deaths``: (engine, time). ``slow_engines``: (engine, factor). ``late_engines``: (engine, seconds
     after the start of the job until its pod exists). ``late_agents``: (engine, seconds by which every answer
     of its agent is late). ``hung_rank``: (rank, time). ``slow_ranks``: (rank, factor of its passes).
-    ``dead_nodes``: (node of the training pool, time). ``steps``: of the job. ``assumed``: figures that no
-    plan derives.
+    ``dead_nodes``: (node of the training pool, time). ``lost_head``: time of the loss of Ray's head, which
+    ends all ranks. ``steps``: of the job. ``assumed``: figures that no plan derives.
     """
 
     name: str = "calm"
@@ -25,6 +25,7 @@ class Scenario:
     hung_rank: tuple[int, float] | None = None
     slow_ranks: tuple[tuple[int, float], ...] = ()
     dead_nodes: tuple[tuple[int, float], ...] = ()
+    lost_head: float | None = None
     assumed: Assumptions = field(default_factory=Assumptions)
 
     def check(self, engines: int, ranks: int, nodes: int) -> None:

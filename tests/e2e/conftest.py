@@ -33,13 +33,15 @@ def kubeconfig(chart_values: dict[str, Any]) -> Path:
 def start(kubeconfig: Path) -> Start:
     """Apply the tiny job under another name, with changes to its spec.
 
-    ``spares``: trainer.spareNodes. ``engines``: number of them, if not two.
+    ``spares``: trainer.spareNodes. ``engines``: number of them, if not two. ``prompts``: of a step and of its
+    update, if not eight.
     """
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
 
     def begin(
-        name: str, steps: int = STEPS, lr: float | None = None, spares: int = 0, engines: int = 0, **spec: Any
-    ) -> JobView:
+        name: str, steps: int = STEPS, lr: float | None = None, spares: int = 0, engines: int = 0,
+        prompts: int = 0, **spec: Any,
+    ) -> JobView:  # fmt: skip
         job = copy.deepcopy(manifest)
         job["metadata"]["name"] = name
         job["spec"] |= {"totalSteps": steps} | spec
@@ -47,6 +49,8 @@ def start(kubeconfig: Path) -> Start:
             job["spec"]["trainer"]["optimizer"]["lr"] = lr
         if spares:
             job["spec"]["trainer"]["spareNodes"] = spares
+        if prompts:
+            job["spec"]["data"]["trainBatchSize"] = job["spec"]["trainer"]["miniBatchSize"] = prompts
         if engines:
             job["spec"]["rollout"]["template"]["replicas"] = engines
         command = ["kubectl", "apply", "-f", "-"]

@@ -17,12 +17,14 @@ from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import record_from_test
 from grpo_operator.client import GRPOClient
+from grpo_worker.samples.reader import samples as samples_of
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 from support.faults import (
     agent,
     cut_off,
     kill_container,
     kill_during_sync,
+    kill_rank,
     main_process,
     report,
     slowed,
@@ -87,8 +89,18 @@ def test_users_read_metrics_status_and_logs_of_the_job(job: JobView) -> None:
     assert list(frame["actor/loss"][:8]) == [record["actor/loss"] for record in written[:8]]
     assert "step 8: reward" in _grpo("logs", job.name, "--tail=-1")
     assert _grpo("metrics", job.name, "actor/loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
+    shown = _grpo("samples", job.name, "--step=8", "--order=-score", "--limit=1000", "-o", "json")
+    samples = [sample for sample in json.loads(shown)["items"] if not sample["dropped"]]
+    assert sorted(sample["uid"] for sample in samples) == sorted(_consumed(job, 8))
+    assert samples[0]["score"] == max(sample["score"] for sample in samples) and samples[0]["answer"]
     shown = _grpo("status", job.name)
     assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
+
+
+def _consumed(job: JobView, step: int) -> list[str]:
+    """Return the samples that a step was trained on, as the ledger has them."""
+    lines = [json.loads(line) for line in (job.store() / "ledger.jsonl").read_text().splitlines()]
+    return [line["uid"] for line in lines if line["step"] == step and not line.get("leftOut")]
 
 
 def _grpo(*arguments: str) -> str:
@@ -108,9 +120,7 @@ def _grpo(*arguments: str) -> str:
 def test_a_killed_actor_process_replaces_no_pod(job: JobView) -> None:
     wait_step(job, 13)
     before = uids(job)
-    rank = report(job)["trainers"][1]
-    (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
+    kill_rank(job)
     _restarted(job, 2)
     assert uids(job) == before
 
@@ -325,6 +335,9 @@ def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[st
     assert status["restarts"]["infrastructure"] in (3, 4), "two of the gang, the others of the controller"
     records = load(job.store())
     assert_same_steps(records, undisturbed)
+    for step in range(1, STEPS + 1):
+        stored = samples_of(job.store(), step)
+        assert sorted(s["uid"] for s in stored if not s["dropped"]) == sorted(_consumed(job, step))
     found = recoveries(job.store())
     assert [r["cause"] for r in found].count("infrastructure") >= 2, "the pod and the process"
     assert "controller" in [r["cause"] for r in found] and job.status()["lastRecovery"]

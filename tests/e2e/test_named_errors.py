@@ -16,6 +16,7 @@ from support.faults import until
 from support.jobs import Start
 from support.published_models import job as own_model
 
+pytestmark = pytest.mark.slow  # several jobs that fail: six minutes
 ROOT = JOB_DATA / "named-errors"
 # Seconds from the start of the controller's pod. The recorded figure is at most 30; in a run of all tests the
 # cores may be busy.

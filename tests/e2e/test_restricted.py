@@ -19,6 +19,7 @@ from grpo_operator.render.pod_security import USER
 from support.faults import until
 from support.jobs import ENDED, apply
 
+pytestmark = pytest.mark.slow  # a whole job more, of four minutes
 NAMESPACE = "restricted"
 STORE = JOB_DATA / NAMESPACE
 OTHER = "default-another-job-12345678"  # folder of a job that is not this one

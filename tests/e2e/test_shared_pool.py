@@ -159,6 +159,7 @@ def _superseded(job: JobView) -> int:
     bound="a new attempt in 240 s",
     partial="the other controller is a record only; the ledger is checked, not compared",
 )
+@pytest.mark.slow  # three minutes
 def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
     start: Start, engine: dict[str, Any]
 ) -> None:

@@ -13,9 +13,10 @@ from grpo_devcluster.results import record_from_test
 from support.faults import report, step_of, until, wait_step
 from support.jobs import Start
 from support.runs import assert_same_steps, ledger, recoveries
-from support.soak import KINDS, Soak
+from support.soak import SHARE, Soak
 
 MINUTES = float(os.environ.get("GRPO_SOAK_MINUTES", "6"))
+PROMPTS = int(os.environ.get("GRPO_SOAK_PROMPTS", "8"))  # of a step: it takes longer with more
 SEED = int(os.environ.get("GRPO_SOAK_SEED", "1"))
 MANY = 100_000  # steps: the time ends the runs
 LOST = ("idle", "replayed")
@@ -30,7 +31,7 @@ def _start(start: Start, name: str) -> JobView:
     memory = {"store": store, "everySteps": 5, "memory": {"everySteps": 1}}
     policy = {"backoffSeconds": 1}
     sync = {"timeoutSeconds": 20}
-    job = start(name, steps=MANY, checkpoint=memory, restartPolicy=policy, weightSync=sync)
+    job = start(name, steps=MANY, prompts=PROMPTS, checkpoint=memory, restartPolicy=policy, weightSync=sync)
     wait_step(job, 2, STARTED)
     return job
 
@@ -65,6 +66,7 @@ def test_random_faults_change_no_bit(start: Start) -> None:
         "soak_faults": len(soak.faults),
         "soak_fault_kinds": len(soak.counts()),
         "soak_steps": steps - first,
+        "soak_prompts": PROMPTS,
         "soak_step_seconds": round(seconds, 2),
         "ettr_soak_pct": round(100 * (after[1] - before[1]) / (gpus * wall), 1),
         "soak_speed_pct": round(100 * (steps - first) * seconds / wall, 1),
@@ -74,7 +76,7 @@ def test_random_faults_change_no_bit(start: Start) -> None:
     print(figures, soak.counts(), soak.missed, repaired, flush=True)
     record_from_test("reliability", figures)
     assert abs((after[0] - before[0]) / (gpus * wall) - 1) < 0.1, "the account of GPU time has a gap"
-    assert len(soak.faults) >= min(MINUTES / 3, len(KINDS)), "too few steps for the share of faults"
+    assert len(soak.faults) + len(soak.missed) >= SHARE * (steps - first) / 2, "fewer faults than drawn"
 
 
 def _calm(start: Start, steps: int) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], float]:

@@ -15,10 +15,12 @@ from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.keys import secret_data
-from grpo_operator.api.names import key_secret
+from grpo_operator.api.names import key_secret, tls_secret
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.tls import TlsSpec
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.render.tls import tls_secret as tls_content
 from grpo_operator.settings import OperatorSettings
 from support.api_server import Api, until
 from support.objects import pool_of
@@ -112,7 +114,10 @@ def test_the_operator_creates_secrets_with_keys_of_pods_only(api: Api) -> None:
     data = dict.fromkeys(secret_data("m", job, "shared"), "eA==")
     own = _secret("x", metadata=meta, data=data, immutable=True)
     api.ok("delete", "secret", "grpo-agents", "grpo-agents-epoch", "--ignore-not-found")  # of other modules
-    for accepted in (own, _secret("grpo-agents"), _secret("grpo-agents-epoch", data={"epoch": "eA=="})):
+    entries = dict.fromkeys(tls_content("m", job, TlsSpec(), None), "eA==")
+    of_tls = {**own, "metadata": meta | {"name": tls_secret(job)}, "data": entries}
+    epoch = _secret("grpo-agents-epoch", data={"epoch": "eA=="})
+    for accepted in (own, of_tls, _secret("grpo-agents"), epoch):
         assert not _refused(api, accepted, OPERATOR)
     account = {"kubernetes.io/service-account.name": "default"}
     token = _secret("grpo-agents", type="kubernetes.io/service-account-token")
@@ -126,7 +131,7 @@ def test_the_operator_creates_secrets_with_keys_of_pods_only(api: Api) -> None:
     unlabelled = _secret("grpo-agents")
     del unlabelled["metadata"]["labels"]
     assert "managed-by=grpo-operator only" in _refused(api, unlabelled, OPERATOR)
-    assert "key, pair and epoch only" in _refused(api, {**own, "data": {"tls.key": "eA=="}}, OPERATOR)
+    assert "tls.key and generate only" in _refused(api, {**own, "data": {"password": "eA=="}}, OPERATOR)
 
 
 @pytest.mark.usefixtures("chart")
@@ -233,7 +238,7 @@ def test_pod_templates_set_what_the_chart_allows(api: Api) -> None:
         {"securityContext": {"runAsUser": 0}},
     ):
         assert "podTemplate.spec may set affinity, containers" in _refused(api, _templated(spec))
-    for secret in ("grpo-agents", "grpo-agents-epoch", "victim-12345678-key"):
+    for secret in ("grpo-agents", "grpo-agents-epoch", "victim-12345678-key", "victim-12345678-tls"):
         plain = {"secret": {"secretName": secret}}
         projected = {"projected": {"sources": [{"secret": {"name": secret}}]}}
         for volume in (plain, projected):

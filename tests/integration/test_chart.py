@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from grpo_devcluster.dashboards.files import files
 from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
@@ -166,7 +167,7 @@ def test_probes_ask_the_operators_own_server_and_liveness_is_the_more_patient() 
 def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     plain = {o["kind"] for o in _render()}
     assert not plain & {"PodMonitor", "PrometheusRule"}
-    asked = _render("--set", "metrics.podMonitor=true,metrics.prometheusRule=true,metrics.dashboard=true")
+    asked = _render("--set", "metrics.podMonitor=true,metrics.prometheusRule=true,metrics.dashboards=true")
     (rule,) = _of(asked, "PrometheusRule")
     alerts = [r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]]
     assert len(alerts) == len(set(alerts)) >= 5
@@ -185,9 +186,9 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     assert len(kinds) == 5 and all(o["metadata"]["labels"] == {"release": "stack"} for o in kinds)
     (operator,) = _of(asked, "PodMonitor")
     assert operator["spec"]["podMetricsEndpoints"][0]["honorLabels"], "series name the jobs' namespaces"
-    (dashboard,) = _of(asked, "ConfigMap", "ops-dashboard")
-    panels = json.loads(dashboard["data"]["grpo-operator.json"])["panels"]
-    assert len({p["id"] for p in panels}) == len(panels)
+    (dashboards,) = _of(asked, "ConfigMap", "ops-dashboards")
+    assert dashboards["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert dashboards["data"] == files()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_tags_of_one_version_and_tags_without_one_are_accepted(rollout: str) -> 
 def test_a_real_api_server_accepts_the_chart(api: Api) -> None:
     """Stricter than schemas: defaulting, validation and admission of the API server itself."""
     api.run("create", "namespace", "grpo-system")
-    for arguments in ((), ("--set", "watchNamespaces={grpo-system}"), ("--set", "metrics.dashboard=true")):
+    for arguments in ((), ("--set", "watchNamespaces={grpo-system}"), ("--set", "metrics.dashboards=true")):
         objects = yaml.safe_dump_all(_render(*arguments))
         api.ok(
             "apply", "--dry-run=server", "--validate=strict", "-n", "grpo-system", "-f", "-", stdin=objects

@@ -20,6 +20,7 @@ from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, cpu_engine_env, engine_command
+from grpo_worker.common import tls
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.trainer.agent import application
@@ -33,11 +34,13 @@ class Server:
 
     def __init__(
         self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT,
-        agent_port: int = AGENT_PORT, host: int = 0, plugins: str | None = None, **engine: Any,
+        agent_port: int = AGENT_PORT, host: int = 0, plugins: str | None = None, address: str = "127.0.0.1",
+        **engine: Any,
     ) -> None:  # fmt: skip
         """``engine``: fields of EngineSpec. ``port``: differs for an engine beside the session's.
 
         ``agent_port``, ``host``: of a host of an engine of several. ``plugins``: None: all of this project's.
+        ``address``: ::1 for an engine that listens on IPv6, as in pods without IPv4.
         """
         spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
         pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
@@ -45,9 +48,10 @@ class Server:
             engine_command(model, pool)
             .replace(MODEL_DIRECTORY, str(directory / "model"))
             .replace(f"--port {ENGINE_PORT}", f"--port {port}")
+            .replace("--host 0.0.0.0", "--host ::" if ":" in address else "--host 0.0.0.0")
             .replace(f":{AGENT_PORT}/hostz", f":{agent_port}/hostz")
         )
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = tls.url(address, port)
         self.key = directory / "model" / "admin-key"
         self.experts = directory / "routed-experts"
         url = f"http://127.0.0.1:{AGENT_PORT}"
@@ -73,7 +77,7 @@ class Server:
     def admin(self, path: str, **body: Any) -> httpx.Response:
         """Call a control route."""
         headers = {"authorization": f"Bearer {self.key.read_text()}"}
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120, verify=tls.own())
 
     def last_words(self) -> str:
         return f"exit code {self.process.poll()}\n{self._log.read_text()[-4000:]}"

@@ -86,6 +86,13 @@ def kill_container(pod: dict[str, Any], container: str) -> None:
     until(f"process {pid} is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
 
 
+def kill_rank(job: JobView) -> None:
+    """SIGKILL the process of the second rank, as the controller names it; its pod lives on."""
+    rank = report(job)["trainers"][1]
+    (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
+    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
+
+
 def kill_during_sync(pod: dict[str, Any], pid: int, timeout: float = 120) -> None:
     """SIGKILL a process while the agent of the engine ``pod`` is loading weights.
 

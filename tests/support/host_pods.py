@@ -1,4 +1,4 @@
-"""What pods of a job have on their hosts: keys, whose epoch may change, and clocks, which may be wrong."""
+"""Keys and clocks of a job's pods on their hosts: epochs may change, and clocks may be wrong."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ OVERLAP = 40.0  # seconds of a change of the key's epoch; more than clocks diffe
 
 
 class Pods:
-    """What all pods of a job have on their hosts: a key, and the clock of the host."""
+    """The key of a job and the clock of a host, for all pods there."""
 
     def __init__(self, folder: Path, all_hosts: list[Host]) -> None:
         self.epochs = first_epochs(OVERLAP)

@@ -13,6 +13,7 @@ import httpx
 import torch
 
 from grpo_operator.api.catalog.architectures import architecture
+from grpo_worker.common import tls
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.protocol.manifest import Manifest
@@ -53,12 +54,13 @@ class Process:
     """A sidecar, as its container starts it, on this machine."""
 
     def __init__(
-        self, arguments: str, log: Path, limit: MemoryLimit | None = None, port: int | None = None
-    ) -> None:
+        self, arguments: str, log: Path, limit: MemoryLimit | None = None, port: int | None = None,
+        address: str = "127.0.0.1",
+    ) -> None:  # fmt: skip
         self._port, self._log = port or free_port(), log
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = tls.url(address, self._port)
         command = f"{sys.executable} -m grpo_worker.weightsync.main {arguments}"
-        command += f" --host 127.0.0.1 --port {self._port}"
+        command += f" --host {address} --port {self._port}"
         argv = limit.command(command) if limit else ["bash", "-c", f"exec {command}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("ab") as output:
@@ -72,7 +74,7 @@ class Process:
         deadline = time.monotonic() + 60
         while True:
             try:
-                httpx.get(f"{self.url}/healthz").raise_for_status()
+                httpx.get(f"{self.url}/healthz", verify=tls.own()).raise_for_status()
                 return
             except httpx.HTTPError:
                 assert time.monotonic() < deadline and self._process.poll() is None, self._log.read_text()
@@ -80,13 +82,14 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         """Return the status of a rollout agent."""
-        return dict(httpx.get(f"{self.url}/v1/status", timeout=30).json())
+        return dict(httpx.get(f"{self.url}/v1/status", timeout=30, verify=tls.own()).json())
 
     def sync(self, version: int, sources: dict[int, str], attempt: int = 0) -> dict[str, Any]:
         """Let a rollout agent load a version, as the controller does. Raises httpx.HTTPError."""
         named = {str(rank): url for rank, url in sources.items()}
         body = {"writer": JOB, "attempt": attempt, "version": version, "sources": named}
-        return dict(httpx.post(f"{self.url}/v1/sync", json=body, timeout=300).json())
+        answer = httpx.post(f"{self.url}/v1/sync", json=body, timeout=300, verify=tls.own())
+        return dict(answer.json())
 
     def await_state(self, state: str, seconds: float) -> dict[str, Any]:
         """Wait until a rollout agent reports ``state``, and return its status."""

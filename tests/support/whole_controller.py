@@ -84,7 +84,7 @@ def note_waits() -> None:
 
 if __name__ == "__main__":
     vars(gang)["TrainerWorker"] = at_points.FaultyTrainer
-    vars(engine_pool)["addresses_of"] = lambda service, _port: service.split(",")
+    vars(engine_pool)["ServiceAddresses"] = lambda service, _port: lambda: service.split(",")
     note_attempts()
     pace_steps()
     harm_engines()

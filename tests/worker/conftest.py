@@ -1,4 +1,4 @@
-"""What several modules of the worker level share, because its start takes most of a minute."""
+"""Fixtures that several modules share, because their start takes most of a minute."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -121,6 +121,7 @@ def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
     compared="every tensor of the engine and the version's files on disk, bitwise",
     partial="not while it generates",
 )
+@pytest.mark.slow  # three quarters of a minute of deadlines
 def test_a_frozen_engine_does_not_block_the_trainers(server: Server, tmp_path: Path) -> None:
     """The trainers and the engine's agent give up at their deadline."""
     agent = Agent("engine-0", server.control(8), 1, bucket_bytes=BUCKET, timeout=8, writer=JOB)

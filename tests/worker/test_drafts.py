@@ -34,10 +34,11 @@ def _ask(folder: Path, hf: dict[str, Any], mtp: bool = True, versions: int = 3, 
     return found
 
 
+@pytest.mark.slow  # each starts an engine with two models
 @pytest.mark.parametrize(
     ("hf", "shape"),
     [
-        pytest.param(TINY, {"tensor": 1}, id="whole", marks=pytest.mark.slow),
+        pytest.param(TINY, {"tensor": 1}, id="whole"),
         pytest.param(TINY, {"tensor": 4}, id="a quarter"),
         pytest.param(WIDE, {"tensor": 1, "fp8": True}, id="FP8"),
     ],

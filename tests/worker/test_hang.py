@@ -102,6 +102,7 @@ def test_a_hanging_rank_and_its_process_group_are_named(gang: WorkerGroup, tmp_p
     bound="64 s",
     partial="no restart; links are stand-ins",
 )
+@pytest.mark.slow  # half a minute; the gang and its limit are those of the test above
 def test_a_rank_that_hangs_in_a_direct_transfer_is_named(gang: WorkerGroup) -> None:
     """The others give up their engine and return; only the rank that hangs is left."""
     began = time.monotonic()
@@ -151,6 +152,7 @@ def test_a_killed_gang_leaves_no_thread_that_calls_ray(gang: WorkerGroup) -> Non
     bound="the limit of 4 s and a look",
     partial="no restart",
 )
+@pytest.mark.slow  # three quarters of a minute until Ray gives a rank up
 def test_a_frozen_rank_is_named(gang: WorkerGroup) -> None:
     os.kill(gang.pids[0], signal.SIGSTOP)
     try:

@@ -16,9 +16,10 @@ from support.peer_engines import PeerEngine, before_read, engines, generating
 
 # On CPUs SGLang generates nothing with expert parallelism: it refuses the ids of other ranks' experts.
 SHAPES = (
-    pytest.param({"tensor_parallel": 1}, id="one rank", marks=pytest.mark.slow),
+    pytest.param({"tensor_parallel": 1}, id="one rank"),
     pytest.param({"tensor_parallel": 2}, id="two ranks"),
 )
+pytestmark = pytest.mark.slow  # two engines of each shape start
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -86,7 +87,6 @@ def test_a_sync_of_the_same_version_does_not_touch_an_engine_that_a_peer_has_fil
     assert after["since"] == before["since"] and "send" not in after["seconds"]
 
 
-@pytest.mark.slow  # the engine's server starts again
 def test_an_engine_that_restarts_while_the_trainers_are_away_is_filled_again(
     serving: PeerEngine, stale: PeerEngine
 ) -> None:
@@ -207,7 +207,6 @@ def test_only_weights_of_the_bound_job_are_taken(serving: PeerEngine, stale: Pee
     assert stale.agent.status()["state"] == "STALE"
 
 
-@pytest.mark.slow  # starts two more engines
 def test_ranks_with_experts_of_their_own_get_only_what_they_keep(two_versions: Path, tmp_path: Path) -> None:
     with engines(tmp_path, UNPADDED, tensor_parallel=2, expert_parallel=2) as (first, second):
         first.replace_agent(JOB)

@@ -19,9 +19,10 @@ from support import late_engine
 from support.engine_server import JOB, Server, free_port, serve, watch_until
 from support.late_engine import UNPADDED, limited_agent, publish_model, trainers
 
+pytestmark = pytest.mark.slow  # an engine of each shape starts
 RANKS = 2
 SHAPES = (
-    pytest.param(1, id="tensor parallel", marks=pytest.mark.slow),
+    pytest.param(1, id="tensor parallel"),
     pytest.param(RANKS, id="expert parallel"),
 )
 
@@ -95,7 +96,6 @@ def test_a_flipped_bit_on_the_way_to_one_rank_leaves_the_engine_stale(
     assert engine.control(60).checksum() == before
 
 
-@pytest.mark.slow  # moves 2 GB twice
 def test_the_agent_of_two_ranks_needs_no_more_memory_than_that_of_one(tmp_path: Path) -> None:
     root = Path(tempfile.mkdtemp(dir="/dev/shm"))
     (tmp_path / "config.json").write_text(json.dumps(late_engine.MODEL))

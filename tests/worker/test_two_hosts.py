@@ -26,6 +26,7 @@ from support.stream_proxy import StreamProxy
 from support.two_hosts import RANKS, TwoHosts, two_hosts
 from support.weight_layouts import copy_version
 
+pytestmark = pytest.mark.slow  # engines of two servers start
 MIDDLE = 12  # number of a read of a version's bytes, by either agent
 
 
@@ -195,7 +196,6 @@ def test_a_further_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alo
     bound="serves again in 180 s",
     compared="checksum and weights of both ranks without a fault",
 )
-@pytest.mark.slow
 def test_a_first_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alone(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]]
 ) -> None:
@@ -232,7 +232,6 @@ def test_a_first_hosts_agent_that_is_killed_in_the_middle_costs_the_update_alone
     compared="checksum and weights of both ranks without a fault",
     partial="frozen, not dead",
 )
-@pytest.mark.slow
 def test_a_further_hosts_agent_that_freezes_is_named_within_its_time(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]]
 ) -> None:
@@ -256,7 +255,6 @@ def test_a_further_hosts_agent_that_freezes_is_named_within_its_time(
     assert_loads(serving, trainers, undisturbed, 2)
 
 
-@pytest.mark.slow
 def test_a_connection_that_is_lost_between_the_further_host_and_its_rank_aborts_the_update(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -278,7 +276,6 @@ def test_a_connection_that_is_lost_between_the_further_host_and_its_rank_aborts_
     bound="in the same update",
     compared="checksum and weights of both ranks without a fault",
 )
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_damage_in_the_trainers_memory_is_never_served(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]], rank: int,
@@ -303,7 +300,6 @@ def test_damage_in_the_trainers_memory_is_never_served(
     compared="checksum and weights of both ranks without a fault",
     partial="files go, no rank dies; no bound",
 )
-@pytest.mark.slow
 def test_trainers_that_are_lost_in_the_middle_leave_the_engine_stale_until_they_are_back(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]], two_versions: Path
 ) -> None:
@@ -329,7 +325,6 @@ def test_trainers_that_are_lost_in_the_middle_leave_the_engine_stale_until_they_
     compared="checksum and weights of both ranks without a fault",
     partial="no job that goes on",
 )
-@pytest.mark.slow  # two servers start again
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_version(
     serving: TwoHosts, trainers: GatedTrainers, undisturbed: dict[int, tuple[str, str]], host: int
@@ -351,7 +346,6 @@ def test_a_server_that_is_killed_in_the_middle_comes_back_with_the_version(
     assert (status["checksum"], serving.weights()) == undisturbed[2]
 
 
-@pytest.mark.slow
 def test_thirty_updates_with_the_same_weights_change_nothing(
     serving: TwoHosts, trainers: GatedTrainers, two_versions: Path, undisturbed: dict[int, tuple[str, str]]
 ) -> None:
@@ -373,7 +367,6 @@ def resident(engine: TwoHosts) -> int:
     return sum(psutil.Process(pid).memory_info().rss for pid in (*pids(engine), engine.further.pid))
 
 
-@pytest.mark.slow
 def test_deltas_give_both_hosts_the_same_weights_as_whole_versions(
     serving: TwoHosts, trainers: GatedTrainers, tmp_path: Path, undisturbed: dict[int, tuple[str, str]]
 ) -> None:

@@ -305,6 +305,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     bound="named in 25 s, serves again in 90 s",
     partial="the version is checked, not its weights",
 )
+@pytest.mark.slow  # waits for deadlines
 def test_a_frozen_engine_is_named_with_phase_and_bucket_and_recovers(
     server: Server, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

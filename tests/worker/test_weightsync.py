@@ -257,6 +257,7 @@ def test_only_the_bound_job_writes_and_the_next_one_starts_stale(
     compared="checksum before the death",
     partial="no answers under way",
 )
+@pytest.mark.slow  # the server starts again; tests/e2e/test_faults.py kills one too
 def test_a_killed_engine_is_loaded_again_from_the_trainers_memory(
     agent: Agent, server: Server, published: tuple[Path, torch.Tensor, torch.Tensor]
 ) -> None:

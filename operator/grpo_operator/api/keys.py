@@ -37,6 +37,11 @@ def token(key: str, epoch: str) -> str:
     return _derived(key, f"epoch/{epoch}")
 
 
+def generate_key(key: str) -> str:
+    """Return the key of an engine's server for calls that are no control calls. ``key``: of its owner."""
+    return _derived(key, "generate")
+
+
 def secret_data(master: str, owner: dict[str, Any], pool: str | None) -> dict[str, str]:
     """Return the content of an owner's Secret. ``pool``: name of the shared pool that a job uses."""
     data = {names.KEY: owner_key(master, owner)}

@@ -13,6 +13,7 @@ PROFILE_ANNOTATION = "rl.grpo.dev/profile"  # a user's request to profile the jo
 ACCEPTED_PROFILE = "rl.grpo.dev/profile-accepted"  # annotation: the last request that the operator has taken
 FORGET_ANNOTATION = "rl.grpo.dev/forget-nodes"  # a new value makes the job use all nodes again
 NODE_VARIABLE = "NODE_NAME"  # environment variable of training pods: the node that they run on
+TLS_LABEL = "rl.grpo.dev/tls"  # on pods whose servers speak HTTPS
 RESUME_ANNOTATION = "rl.grpo.dev/resume"  # a new value resumes a job that has failed
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 
@@ -30,6 +31,12 @@ HOST_INDEX = "ray.io/replica-host-index"
 # Secrets of a namespace: the master key, which no pod mounts, and the epochs, which all pods mount.
 MASTER_SECRET, EPOCH_SECRET = "grpo-agents", "grpo-agents-epoch"
 KEY, PAIR_KEY, EPOCH = "key", "pair", "epoch"  # entries of Secrets
+CERTIFICATE, PRIVATE_KEY, TRUSTED, GENERATE = (
+    "tls.crt",
+    "tls.key",
+    "ca.crt",
+    "generate",
+)  # files of scheduling.tls
 ROTATE_ANNOTATION = "rl.grpo.dev/rotate"  # on the Secret with the epochs: begins a new one
 
 STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
@@ -60,6 +67,11 @@ class Owner(NamedTuple):
     def rollout_service(self) -> str:
         """Return the name of the headless service of all engine pods, which is the RolloutPool's name."""
         return rollout_pool(self.name) if self.kind == "GRPOJob" else self.name
+
+    @property
+    def tls_name(self) -> str:
+        """Return the name in the certificates of the pods; it is no name of any DNS."""
+        return f"{self.name}.{self.namespace}.grpo"
 
     @property
     def text(self) -> str:
@@ -103,6 +115,16 @@ def writer(job: dict[str, Any]) -> str:
 def key_secret(owner: dict[str, Any]) -> str:
     """Return the name of the Secret with the key of a job, or of a pool without a job."""
     return f"{writer(owner)}-key"
+
+
+def tls_secret(owner: dict[str, Any]) -> str:
+    """Return the name of the Secret for the TLS of a job, or of a pool without a job."""
+    return f"{writer(owner)}-tls"
+
+
+def tls_config(owner: str) -> str:
+    """Return the name of the ConfigMap with the certificates of a job, or of a pool without a job."""
+    return f"{owner}-tls"
 
 
 def job_store(namespace: str, writer: str) -> str:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _BYTES = 32
 _CACHES_IN_OVERLAP = 5  # reads of the Secrets within the time in which pods see a new epoch
 _PROVIDED_SECONDS = 600.0  # a deleted Secret of a job or pool is created again after this time
-_LABELS = {"app.kubernetes.io/managed-by": MANAGER}
+LABELS = {"app.kubernetes.io/managed-by": MANAGER}
 
 
 class PodKeys:
@@ -40,7 +40,7 @@ class PodKeys:
         self._cache_seconds = overlap / _CACHES_IN_OVERLAP
         self._masters: dict[str, tuple[str, float]] = {}  # and the time of the read
         self._epochs: dict[str, tuple[Epochs, float]] = {}
-        self._provided: dict[str, float] = {}  # time by UID of the owner
+        self._provided: dict[tuple[str, str], float] = {}  # time by namespace and name
 
     async def provide(self, owner: dict[str, Any], scope: KeyScope, pool: str | None = None) -> None:
         """Create the Secrets that the owner's pods mount. Raises ApiException when that fails.
@@ -48,26 +48,29 @@ class PodKeys:
         ``pool``: name of the shared pool that a job uses.
         """
         meta = owner["metadata"]
-        master = await self._master(meta["namespace"])
+        master = await self.master(meta["namespace"])
         if scope == "namespace":
             return
         await self._current(meta["namespace"])
-        if self._is_fresh(self._provided.get(meta["uid"], 0.0), _PROVIDED_SECONDS):
-            return
-        content = secret_data(master, owner, pool)
-        await self._create(_secret(metadata(owner, key_secret(owner), _LABELS), content, immutable=True))
-        self._provided[meta["uid"]] = self._clock()
+        await self.provide_once(metadata(owner, key_secret(owner), LABELS), secret_data(master, owner, pool))
+
+    async def provide_once(self, described: dict[str, Any], content: dict[str, str]) -> None:
+        """Create a Secret that never changes. ``described``: its metadata."""
+        place = described["namespace"], described["name"]
+        if not self._is_fresh(self._provided.get(place, 0.0), _PROVIDED_SECONDS):
+            await self._create(_secret(described, content, immutable=True))
+            self._provided[place] = self._clock()
 
     async def token(self, owner: dict[str, Any], scope: KeyScope) -> str:
         """Return the token of a call to the owner's pods. Raises ApiException."""
         namespace = owner["metadata"]["namespace"]
-        master = await self._master(namespace)
+        master = await self.master(namespace)
         if scope == "namespace":
             return master
         epochs = await self._current(namespace)
         return token(owner_key(master, owner), epochs.sent(self._clock()))
 
-    async def _master(self, namespace: str) -> str:
+    async def master(self, namespace: str) -> str:
         """Return the namespace's master key; create it if needed."""
         key, read = self._masters.get(namespace, ("", 0.0))
         if not key or not self._is_fresh(read, self._cache_seconds):
@@ -113,7 +116,7 @@ class PodKeys:
         seen = await self._kube.get("api/v1", "secrets", namespace, name)
         if seen is not None:
             return seen
-        manifest = _secret({"name": name, "namespace": namespace, "labels": _LABELS}, new, immutable)
+        manifest = _secret({"name": name, "namespace": namespace, "labels": LABELS}, new, immutable)
         await self._create(manifest)
         # Another replica may have created it first.
         return await self._kube.get("api/v1", "secrets", namespace, name) or manifest

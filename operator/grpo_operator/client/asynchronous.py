@@ -55,5 +55,8 @@ class AsyncGRPOClient:
     async def metrics(self, name: str, *, last: int | None = None) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self._client.metrics, name, last=last)
 
+    async def samples(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._client.samples, name, **options)
+
     async def metrics_frame(self, name: str, *, last: int | None = None) -> Any:
         return await asyncio.to_thread(self._client.metrics_frame, name, last=last)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.client.fork_manifest import fork
 from grpo_operator.client.job import Job, JobFailedError
 from grpo_operator.client.resumption import resumption
+from grpo_operator.client.samples_command import samples_command
 
 _PLURAL = "grpojobs"
 _WATCH_SECONDS = 60  # length of one watch; the next one begins with the state that was missed
@@ -120,21 +121,9 @@ class GRPOClient:
 
         Raises LookupError for a job without a running controller, with the folder that has its metrics.
         """
-        job = self.get(name)
-        folder = job_store(self.namespace, writer(job.manifest))
-        labels = f"{JOB_LABEL}={name},{POOL_LABEL}=controller"
-        pods = self._pods.list_namespaced_pod(self.namespace, label_selector=labels).items
-        running = [pod.metadata.name for pod in pods if pod.status.phase == "Running"]
-        if not running:
-            raise LookupError(f"{name} has no running controller: its metrics are in {folder} of the store")
         # tail reads the whole file from its first line on.
         lines = str(last) if last is not None else "+1"
-        command = ["tail", "-n", lines, f"{folder}/metrics.jsonl"]
-        text = stream.stream(
-            self._pods.connect_get_namespaced_pod_exec, running[0], self.namespace, command=command,
-            container="controller", stdout=True, stderr=False, stdin=False, tty=False, _preload_content=False,
-        )  # fmt: skip
-        return [json.loads(line) for line in _all_of(text).splitlines()]
+        return self._read(name, "metrics", lambda folder: ["tail", "-n", lines, f"{folder}/metrics.jsonl"])
 
     def metrics_frame(self, name: str, *, last: int | None = None) -> Any:
         """Return ``metrics`` as a pandas.DataFrame with the step as its index. Needs pandas."""
@@ -143,9 +132,46 @@ class GRPOClient:
         steps = self.metrics(name, last=last)
         return pandas.DataFrame(steps).set_index("step") if steps else pandas.DataFrame()
 
+    def samples(
+        self, name: str, *, step: int | None = None, prompt: int | None = None, limit: int | None = None,
+        tokens: bool = False,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Return samples of a step of a job that runs: prompt, answer, score and more by column.
+
+        ``step``: None: the last one that has samples. ``prompt``: index of the only prompt whose answers are
+        wanted. ``limit``: at most so many. ``tokens``: with the ids and log-probabilities of all tokens.
+        Raises LookupError as ``metrics`` does, and returns nothing for a step without samples.
+        """
+        command = samples_command(step=step, prompt=prompt, limit=limit, tokens=tokens)
+        return self._read(name, "samples", lambda _: command)
+
+    def samples_frame(self, name: str, **options: Any) -> Any:
+        """Return ``samples`` as a pandas.DataFrame. Needs pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.samples(name, **options))
+
     @property
     def _place(self) -> tuple[str, str, str, str]:
         return GROUP, VERSION, self.namespace, _PLURAL
+
+    def _read(self, name: str, wanted: str, command: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+        """Return the JSON lines that a command in the controller's pod prints, by the folder of the job.
+
+        Raises LookupError that names the folder when no controller runs. ``wanted``: what it has, for the
+        message.
+        """
+        folder = job_store(self.namespace, writer(self.get(name).manifest))
+        labels = f"{JOB_LABEL}={name},{POOL_LABEL}=controller"
+        pods = self._pods.list_namespaced_pod(self.namespace, label_selector=labels).items
+        running = [pod.metadata.name for pod in pods if pod.status.phase == "Running"]
+        if not running:
+            raise LookupError(f"{name} has no running controller: its {wanted} are in {folder} of the store")
+        text = stream.stream(
+            self._pods.connect_get_namespaced_pod_exec, running[0], self.namespace, command=command(folder),
+            container="controller", stdout=True, stderr=False, stdin=False, tty=False, _preload_content=False,
+        )  # fmt: skip
+        return [json.loads(line) for line in _all_of(text).splitlines()]
 
     def _create(self, manifest: dict[str, Any]) -> Job:
         body = {"apiVersion": API_VERSION, "kind": "GRPOJob"} | manifest

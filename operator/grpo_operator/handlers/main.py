@@ -4,7 +4,9 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import kopf
 from kubernetes import client, config
 from prometheus_client import REGISTRY, start_http_server
 
-from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
+from grpo_operator.api.names import OWNER_LABELS, Owner, owner_in_labels, owner_of
 from grpo_operator.apply.gpu_ledger import GpuLedger
+from grpo_operator.apply.pod_certificates import PodCertificates
 from grpo_operator.apply.pod_keys import PodKeys
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.background import Pauses, keep_running, succeeds
@@ -66,11 +69,20 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     kube = Kube(client.ApiClient(connection))
     writer, admissions = Writer(kube), AdmissionRound(cache)
     keys = PodKeys(kube, chart.key_overlap_seconds)
-    memo.pod_client = PodClient()
+    certificates = PodCertificates(keys)
+    memo.pod_client = PodClient(partial(_verification, certificates))
     memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
     memo.freshness = Freshness(kube, cache, chart.watch_namespaces)
     context = ReconcileContext(
-        cache, writer, memo.pod_client, memo.poller, chart, admissions, keys, OutageWatch(cache)
+        cache,
+        writer,
+        memo.pod_client,
+        memo.poller,
+        chart,
+        admissions,
+        keys,
+        OutageWatch(cache),
+        certificates,
     )
     ledger, relist = GpuLedger(kube, chart.namespace), Relist(kube, cache, chart.watch_namespaces)
     gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)
@@ -88,6 +100,12 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     memo.tasks = [asyncio.create_task(keep_running(name, run)) for name, run in tasks.all().items()]
     for task in memo.tasks:
         task.add_done_callback(_exit)
+
+
+async def _verification(certificates: PodCertificates, owner: Owner) -> ssl.SSLContext | None:
+    """Return what verifies the pods of an owner; None when the owner is gone."""
+    obj = cache.owner(owner)
+    return None if obj is None else await certificates.context(obj)
 
 
 def _configure(settings: kopf.OperatorSettings) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from kubernetes import client
 from prometheus_client import Counter
 
+from grpo_operator.kuberay_client.apply_body import apply_body
 from grpo_operator.kuberay_client.lanes import Lanes
 
 MANAGER = "grpo-operator"
@@ -35,7 +36,7 @@ class Kube:
         meta = manifest["metadata"]
         path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
         query = [("fieldManager", MANAGER), ("force", "true")]
-        return await self._call("PATCH", path, query, manifest, content=_APPLY)
+        return await self._call("PATCH", path, query, apply_body(manifest), content=_APPLY)
 
     async def patch(
         self, group: str, plural: str, manifest: dict[str, Any], content: str, subresource: str = ""

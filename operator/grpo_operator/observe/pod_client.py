@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
+from kubernetes.client import ApiException
 from pydantic import ValidationError
 
 from grpo_operator.api import names
 from grpo_operator.api.gpu_messages import GpuReport
 from grpo_operator.api.messages import AgentStatus, ControllerStatus, Message, ProfileOrder
-from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT
+from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, TLS_LABEL, Owner, owner_in_labels
+from grpo_operator.api.urls import pod_url
 from grpo_operator.plan.observed import first_hosts, of_pool, pod_name
 
 log = logging.getLogger(__name__)
@@ -26,6 +29,13 @@ class TooLargeError(ValueError):
     """An answer that no pod of a job sends; it is not read to its end."""
 
 
+class _Server(NamedTuple):
+    """``verify``: options of a request."""
+
+    url: str
+    verify: dict[str, Any] = {}
+
+
 class Controllers(NamedTuple):
     """Answers of a job's controllers. ``status``: of the one with the newest attempt, None if none answers.
     ``superseded``: names of the pods whose controller knows that another one has taken over.
@@ -35,13 +45,18 @@ class Controllers(NamedTuple):
     superseded: frozenset[str] = frozenset()
 
 
+Context = Callable[[Owner], Awaitable[ssl.SSLContext | None]]
+
+
 class PodClient:
     """Calls pods by their IP address. A pod that does not answer yields None: it is starting or gone.
 
-    ``token``: of the pods' owner; only orders need it.
+    ``token``: of the pods' owner; only orders need it. ``context``: returns what verifies the certificates of
+    an owner's pods; None: the owner is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def controllers(self, pods: tuple[dict[str, Any], ...]) -> Controllers:
@@ -90,24 +105,25 @@ class PodClient:
         self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any], token: str
     ) -> None:
         """Send a request. The next reconcile sends it again if it had no effect."""
-        address = _address(pod)
-        if not address:
+        server = await self._server(pod, port)
+        if server is None:
             return
         headers = {"authorization": f"Bearer {token}"}
-        url = f"http://{address}:{port}{path}"
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with self._session.post(url, json=body, headers=headers) as reply:
+            async with self._session.post(
+                server.url + path, json=body, headers=headers, **server.verify
+            ) as reply:
                 if reply.status == HTTPStatus.UNAUTHORIZED:
                     log.warning("pod %s refuses %s: it has another key; start it again", pod_name(pod), path)
 
     async def _status(
         self, pod: dict[str, Any], port: int, model: type[_Status], path: str = "/v1/status"
     ) -> _Status | None:
-        address = _address(pod)
-        if not address:
+        server = await self._server(pod, port)
+        if server is None:
             return None
         try:
-            async with self._session.get(f"http://{address}:{port}{path}") as reply:
+            async with self._session.get(server.url + path, **server.verify) as reply:
                 if reply.status not in (HTTPStatus.OK, HTTPStatus.GONE):
                     return None
                 return model.model_validate_json(await _bounded(reply.content))
@@ -116,6 +132,22 @@ class PodClient:
         except (ValidationError, TooLargeError) as error:
             log.warning("pod %s sent a status that cannot be parsed: %s", pod_name(pod), error)
             return None
+
+    async def _server(self, pod: dict[str, Any], port: int) -> _Server | None:
+        """Return a server of a pod; None if the pod has no address yet, or cannot be verified."""
+        address, owner = pod.get("status", {}).get("podIP"), owner_in_labels(pod)
+        if not address:
+            return None
+        if TLS_LABEL not in pod["metadata"].get("labels", {}):
+            return _Server(pod_url(address, port))
+        try:
+            context = await self._context(owner) if owner else None
+        except (ApiException, ssl.SSLError) as error:
+            log.warning("the certificate of pod %s cannot be verified: %s", pod_name(pod), error)
+            return None
+        if owner is None or context is None:
+            return None
+        return _Server(pod_url(address, port, tls=True), {"ssl": context, "server_hostname": owner.tls_name})
 
     async def close(self) -> None:
         """Close all connections."""
@@ -129,8 +161,3 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
     except asyncio.IncompleteReadError as end:
         return end.partial
     raise TooLargeError(f"it has more than {_LARGEST} bytes")
-
-
-def _address(pod: dict[str, Any]) -> str | None:
-    address = pod.get("status", {}).get("podIP")
-    return str(address) if address else None

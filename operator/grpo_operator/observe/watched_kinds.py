@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_operator.api.base import GROUP, VERSION
 from grpo_operator.api.names import GROUP as RAY_GROUP
-from grpo_operator.api.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL, REPLICA_NAME
+from grpo_operator.api.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL, REPLICA_NAME, TLS_LABEL
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.status.container_failures import failing
 from grpo_operator.plan.status.unschedulable import unschedulable
@@ -52,7 +52,7 @@ WATCHED = (
     Watched("", "v1", "nodes", owned=False, namespaced=False),
 )
 _POD_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion")
-_POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, RAY_GROUP, REPLICA_NAME, HOST_INDEX)
+_POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, RAY_GROUP, REPLICA_NAME, HOST_INDEX, TLS_LABEL)
 
 
 def reduced(plural: str, obj: Object) -> Object:

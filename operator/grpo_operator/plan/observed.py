@@ -7,6 +7,7 @@ from typing import Any, Literal
 from grpo_operator.api import names
 from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.messages import AgentStatus, ControllerStatus, EngineHost
+from grpo_operator.api.urls import pod_url
 from grpo_operator.api.v1alpha1.status import (
     EngineHostStatus,
     EngineState,
@@ -61,7 +62,8 @@ class Observed:
 
     def _engine(self, pod: dict[str, Any]) -> EngineStatus:
         name, address = pod_name(pod), pod.get("status", {}).get("podIP")
-        endpoint = f"http://{address}:{names.ENGINE_PORT}" if address else None
+        tls = names.TLS_LABEL in pod["metadata"].get("labels", {})
+        endpoint = pod_url(address, names.ENGINE_PORT, tls=tls) if address else None
         agent = self.agents.get(name)
         if agent is None:
             dead = pod.get("status", {}).get("phase") == "Failed"

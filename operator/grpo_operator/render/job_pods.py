@@ -23,8 +23,6 @@ from grpo_operator.render.pod_template import (
     PYTHON,
     PodParts,
     finished,
-    liveness,
-    probe,
     stoppable,
 )
 from grpo_operator.render.rollout_pods import EnginePods
@@ -82,8 +80,8 @@ class JobPods:
         container = self.parts.container("controller", self._image(), of.resources, command=start)
         self.parts.share_key(container)
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
-        container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
-        container["livenessProbe"] = liveness(CONTROLLER_PORT, failures=30)
+        container["readinessProbe"] = self.parts.probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
+        container["livenessProbe"] = self.parts.liveness(CONTROLLER_PORT, failures=30)
         pod = self._with_files(self.parts.pod(names.CONTROLLER, [container], of, self.parts.off_gpus()))
         pod["spec"]["terminationGracePeriodSeconds"] = self.spec.restart_policy.grace_limit
         given = job_files(self.spec)

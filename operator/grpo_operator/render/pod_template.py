@@ -21,6 +21,7 @@ from grpo_operator.render.placement import (
     tolerations,
 )
 from grpo_operator.render.pod_security import PodSecurity
+from grpo_operator.render.tls import PodTls
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
@@ -43,6 +44,7 @@ class PodParts:
     ``gpu_cluster``: whether any pool uses GPUs. ``avoided``: hosts that pods with GPUs must not run on.
     ``sockets``: whether pods with GPUs share the folder of their node for sockets. ``key_secret``: name of
     the Secret with the owner's key. ``paired``: whether it has the key between a job and a shared pool, too.
+    ``tls``: of the servers in the pods; None: they speak HTTP.
     """
 
     owner: Owner
@@ -53,6 +55,7 @@ class PodParts:
     avoided: tuple[str, ...] = ()
     sockets: bool = False
     paired: bool = False
+    tls: PodTls | None = None
 
     @property
     def security(self) -> PodSecurity:
@@ -82,7 +85,7 @@ class PodParts:
         self.share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
         # Enough time to import torch on a busy node.
-        agent["livenessProbe"] = liveness(AGENT_PORT, failures=18)
+        agent["livenessProbe"] = self.liveness(AGENT_PORT, failures=18)
         return agent
 
     def container(
@@ -117,6 +120,7 @@ class PodParts:
         volumes = list(self.settings.pod_overlay.get("volumes", []))
         if pool != names.HEAD:
             volumes.append({"name": "key"} | self._key_source())
+            volumes += [self.tls.volume()] if self.tls else []
         spec: dict[str, Any] = {
             "containers": containers,
             "volumes": volumes,
@@ -135,17 +139,44 @@ class PodParts:
             volumes.append(shared_memory(scheduling))
         overwrite = {} if pool == names.HEAD else {"ray.io/overwrite-container-cmd": "true"}
         return {
-            "metadata": {"labels": self.owner.labels(pool), "annotations": overwrite},
+            "metadata": {"labels": self._labels(pool), "annotations": overwrite},
             "spec": {key: value for key, value in spec.items() if value or value is False},
         }
 
+    def _labels(self, pool: str) -> dict[str, str]:
+        serves_tls = self.tls is not None and pool != names.HEAD
+        return self.owner.labels(pool) | ({names.TLS_LABEL: "enabled"} if serves_tls else {})
+
+    def share_tls(self, container: dict[str, Any]) -> None:
+        """Mount the owner's certificates into a container, if it has any."""
+        if self.tls is not None:
+            self.tls.share(container)
+
     def share_key(self, container: dict[str, Any]) -> None:
-        """Mount the owner's key into a container."""
+        """Mount the owner's key into a container, and its certificates, if it has any."""
+        self.share_tls(container)
         files = {"GRPO_KEY_FILE": KEY}
         if self.settings.key_scope == "owner":
             files |= {"GRPO_EPOCH_FILE": EPOCH} | ({"GRPO_PAIR_KEY_FILE": PAIR_KEY} if self.paired else {})
         container["env"] += [{"name": name, "value": f"{_KEY_MOUNT}/{file}"} for name, file in files.items()]
         container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
+
+    def liveness(self, port: int, *, failures: int) -> dict[str, Any]:
+        """Return a liveness probe every ten seconds. A process that does not answer saves nothing."""
+        asked = self.probe("/healthz", port, period=10, failures=failures)
+        return asked | {"terminationGracePeriodSeconds": GRACE_SECONDS}
+
+    def probe(self, path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:
+        """Return an HTTP probe, for which kubelet verifies no certificate.
+
+        ``period``: seconds. ``failures``: failureThreshold.
+        """
+        return {
+            "httpGet": {"path": path, "port": port} | ({"scheme": "HTTPS"} if self.tls else {}),
+            "periodSeconds": period,
+            "timeoutSeconds": 5,
+            "failureThreshold": failures,
+        }
 
     def _key_source(self) -> dict[str, Any]:
         if self.settings.key_scope == "namespace":
@@ -167,19 +198,3 @@ def stoppable(command: str) -> str:
     """
     wait = "until wait $main; rc=$?; ! kill -0 $main 2>/dev/null; do :; done; exit $rc"
     return f"{command} & main=$!; trap 'kill $main' TERM; {wait}"
-
-
-def liveness(port: int, *, failures: int) -> dict[str, Any]:
-    """Return a liveness probe every ten seconds. A process that does not answer saves nothing any more."""
-    asked = probe("/healthz", port, period=10, failures=failures)
-    return asked | {"terminationGracePeriodSeconds": GRACE_SECONDS}
-
-
-def probe(path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:
-    """Return an HTTP probe. ``period``: seconds. ``failures``: failureThreshold."""
-    return {
-        "httpGet": {"path": path, "port": port},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }

@@ -20,6 +20,7 @@ from grpo_operator.render.placement import cluster_labels
 from grpo_operator.render.pod_template import PodParts
 from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.services import NO_LEAVES, rollout_groups
+from grpo_operator.render.tls import pod_tls
 from grpo_operator.render.volumes import model_files
 from grpo_operator.settings import OperatorSettings
 
@@ -56,9 +57,11 @@ def job_cluster(
     # With a shared pool, the job's pods do not depend on the path.
     path = job_weight_path(spec, pool) if pool else WeightPath()
     sockets = path.direct is Backend.CUDA_IPC
+    shared = spec.rollout.pool_ref
     parts = PodParts(
         owner_of(job), spec.scheduling, settings, on_gpu, names.key_secret(job), avoided, sockets,
-        paired=spec.rollout.pool_ref is not None,
+        paired=shared is not None,
+        tls=pod_tls(job, spec.scheduling.tls, shared.name if shared else None),
     )  # fmt: skip
     pods = JobPods(parts, spec, leaves, names.writer(job), path, failing)
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
@@ -81,7 +84,8 @@ def pool_cluster(
     """Return the RayCluster of a RolloutPool without a job: engines, and the head that KubeRay requires."""
     on_gpu = spec.engine.device == Device.CUDA
     key = names.key_secret(pool)
-    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, key, avoided)
+    tls = pod_tls(pool, spec.scheduling.tls)
+    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, key, avoided, tls=tls)
     path = pool_weight_path(spec)
     engines = EnginePods(parts, spec.model.path, spec.weight_sync, path, model=model_files(spec.model))
     head = parts.head(settings.trainer_image, ControllerSpec(), head_resources(0))

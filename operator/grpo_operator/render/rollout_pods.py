@@ -6,6 +6,7 @@ from typing import Any
 from grpo_operator.api import names
 from grpo_operator.api.base import Device
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.api.urls import pod_url
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
@@ -19,11 +20,12 @@ from grpo_operator.render.placement import (
     see_all_gpus,
     share_sockets,
 )
-from grpo_operator.render.pod_template import PodParts, finished, probe
+from grpo_operator.render.pod_template import PodParts, finished
 from grpo_operator.render.sglang_command import (
     ADMIN_KEY,
     MODEL_DIRECTORY,
     ROUTED_EXPERTS,
+    TLS_ENGINE_ENV,
     TURNS,
     WRITER,
     cpu_engine_env,
@@ -77,7 +79,7 @@ class EnginePods:
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
         experts = [_expert_memory(pool.engine)] if pool.engine.return_routed_experts else []
         if experts:
-            containers[0]["env"] += _expert_env()
+            containers[0]["env"] += _expert_env(parts.tls is not None)
         for volume, mount in (shared, *experts):
             pod["spec"].setdefault("volumes", []).append(volume)
             for container in containers:
@@ -118,19 +120,26 @@ class EnginePods:
         return result | packed(owner.labels(names.ROLLOUT), key, pool.engine.nodes_per_engine)
 
     def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
-        command = engine_command(self.model_path, pool, self.colocated and gpus > 0)
-        env = cpu_engine_env(pool.engine) if not gpus else {}
+        tls, several = self.parts.tls is not None, pool.engine.nodes_per_engine > 1
+        command = engine_command(self.model_path, pool, self.colocated and gpus > 0, tls)
+        env = (cpu_engine_env(pool.engine) if not gpus else {}) | (TLS_ENGINE_ENV if tls else {})
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
+        self.parts.share_tls(server)
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         # A server of several hosts may wait for them; its agent counts the time from when all are there.
-        asked = ("/enginez", AGENT_PORT) if pool.engine.nodes_per_engine > 1 else ("/ping", ENGINE_PORT)
-        server["startupProbe"] = probe(
-            *asked, period=_START_PERIOD, failures=-(-pool.engine.start_seconds // _START_PERIOD)
+        own, of_agent = ("/health" if tls else "/ping", ENGINE_PORT), ("/enginez", AGENT_PORT)
+        server["startupProbe"] = self.parts.probe(
+            *(of_agent if several else own),
+            period=_START_PERIOD,
+            failures=-(-pool.engine.start_seconds // _START_PERIOD),
         )
-        server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
+        # The server of a further host does not know TLS.
+        server["readinessProbe"] = self.parts.probe(
+            *(of_agent if several and tls else own), period=5, failures=3
+        )
         # The agent answers this probe, because the server also answers while its scheduler hangs. Twelve
         # failures leave enough time to restart the agent.
-        server["livenessProbe"] = probe("/enginez", AGENT_PORT, period=10, failures=12)
+        server["livenessProbe"] = self.parts.probe(*of_agent, period=10, failures=12)
         return server
 
     def _agent(self, pool: RolloutTemplate) -> dict[str, Any]:
@@ -161,12 +170,13 @@ class EnginePods:
         if pool.engine.nodes_per_engine > 1:
             first = f"{self.parts.owner.name}-$GROUP-$REPLICA_INDEX"  # Owner.engine_service
             arguments += f' --hosts {pool.engine.nodes_per_engine} --host-index "$HOST_INDEX"'
-            arguments += f' --first-host "http://{first}:{AGENT_PORT}" --address "$POD_IP"'
+            url = pod_url(first, AGENT_PORT, tls=self.parts.tls is not None)
+            arguments += f' --first-host "{url}" --address "$POD_IP"'
         gpus = pool.engine.device == Device.CUDA
         agent = self.parts.agent(self._image(pool), pool, arguments, gpus)
         # Ready means that the engine serves the pool's version. Two failures: one update is no reason for
         # unreadiness, and it is shorter than two periods.
-        agent["readinessProbe"] = probe("/readyz", AGENT_PORT, period=2, failures=2)
+        agent["readinessProbe"] = self.parts.probe("/readyz", AGENT_PORT, period=2, failures=2)
         return agent
 
     def _image(self, pool: RolloutTemplate) -> str:
@@ -181,12 +191,12 @@ def _expert_memory(engine: EngineSpec) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"name": "routed-experts", "emptyDir": memory}, mount
 
 
-def _expert_env() -> list[dict[str, Any]]:
+def _expert_env(tls: bool) -> list[dict[str, Any]]:
     """Return the environment variables by which the engine refers to routed experts in its pod."""
     return [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "GRPO_ROUTED_EXPERTS", "value": ROUTED_EXPERTS},
-        {"name": "GRPO_ROUTED_EXPERTS_URL", "value": f"http://$(POD_IP):{AGENT_PORT}"},
+        {"name": "GRPO_ROUTED_EXPERTS_URL", "value": pod_url("$(POD_IP)", AGENT_PORT, tls=tls)},
     ]
 
 

@@ -4,6 +4,7 @@ import shlex
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.api.urls import pod_url
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 
 # Backends that run without compiled CPU kernels.
@@ -20,6 +21,9 @@ TURNS = f"{MODEL_DIRECTORY}/turns.json"  # GPU memory that the engine holds, for
 WRITER = f"{MODEL_DIRECTORY}/writer.json"  # the job and the attempt that its agent has accepted
 ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # protects the routes that pause the engine and write weights
 ROUTED_EXPERTS = "/routed-experts"  # memory that the engine and its agent share
+# With it, ``/health`` answers without a generated token. Of the routes of probes, it alone needs no key.
+TLS_ENGINE_ENV = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+_LOOPBACK = "127.0.0.1"
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_PLUGINS": "grpo_cpu,grpo_weights,grpo_sampling",
@@ -27,12 +31,13 @@ CPU_ENGINE_ENV = {
 }
 
 
-def engine_command(model_path: str, pool: RolloutTemplate, turns: bool = False) -> str:
+def engine_command(model_path: str, pool: RolloutTemplate, turns: bool = False, tls: bool = False) -> str:
     """Return the shell command that writes the model's configuration and then becomes the server.
 
     ``turns``: the GPUs are shared with trainers. The server then starts only when its agent allows it, and it
     can release its GPU memory. The server reads no weights: it starts with dummy weights and serves nothing
-    until its agent has loaded the pool's version.
+    until its agent has loaded the pool's version. ``tls``: the agent serves HTTPS; engine_process adds the
+    arguments by which the server does.
     """
     engine = pool.engine
     arguments = [*_arguments(engine), *(["--enable-memory-saver"] if turns else []), *engine.extra_args]
@@ -42,9 +47,10 @@ def engine_command(model_path: str, pool: RolloutTemplate, turns: bool = False) 
     if engine.tokenizer:
         prepare += " --tokenizer"
     if turns:
-        prepare += f" --turn http://127.0.0.1:{AGENT_PORT}/turnz"
+        prepare += f" --turn {pod_url(_LOOPBACK, AGENT_PORT, '/turnz', tls=tls)}"
     several = engine.nodes_per_engine > 1
-    rounds = f"--rounds http://127.0.0.1:{AGENT_PORT}/hostz " if several else ""
+    hostz = pod_url(_LOOPBACK, AGENT_PORT, "/hostz", tls=tls)
+    rounds = f"--rounds {hostz} " if several else ""
     server = f"python3 -m grpo_worker.rollout.sglang.engine_process {rounds}python3 -m sglang.launch_server"
     server += f" --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
     server += f' --admin-api-key "$(cat {ADMIN_KEY})"'

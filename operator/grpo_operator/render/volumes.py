@@ -98,6 +98,7 @@ def fetch(parts: PodParts, image: str, resources: Resources, volumes: list[Files
     directories = " ".join(f"{files.kind}={STORE_MOUNT}/{files.fetched}" for files in fetched)
     command = stoppable(f"{PYTHON} -m grpo_worker.volumes.fetch {directories}")
     container = parts.container("fetch", image, resources, command=command)
+    parts.share_tls(container)
     container["ports"] = [{"name": "fetch", "containerPort": CONTROLLER_PORT}]
     container["env"] += [variable for files in fetched for variable in files.credential()]
     shared = mount(f"{STORE_MOUNT}/{FETCHED}", read_only=False)

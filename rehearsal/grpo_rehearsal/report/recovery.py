@@ -47,9 +47,12 @@ def hang_named_seconds(outcome: Outcome) -> float | None:
     return times[0] - since - limit if times else None
 
 
-def recovery_seconds(outcome: Outcome) -> float | None:
-    """Return the seconds from the first loss of a node until the job trains again; None without a loss."""
-    lost = [when for when, what in outcome.cluster.events if what.startswith("training pod")]
+def recovery_seconds(outcome: Outcome, lost_part: str) -> float | None:
+    """Return the seconds from the first loss until the job trains again; None without a loss.
+
+    ``lost_part``: begin of the names of the losses that count.
+    """
+    lost = [when for when, what in outcome.cluster.events if what.startswith(lost_part)]
     if not lost:
         return None
     history = outcome.board.history

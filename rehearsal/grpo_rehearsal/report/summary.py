@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo_operator.api.names import CONTROLLER, ROLLOUT, TRAINER
+from grpo_rehearsal.cluster import HEAD_LOST
 from grpo_rehearsal.report.agent_memory import AGENT_RSS_OF, agent_rss
 from grpo_rehearsal.report.deadlines import deadlines
 from grpo_rehearsal.report.intervals import Interval, idle_share, integral, sampled, total_of
@@ -38,7 +39,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "routed_experts_kept_bytes": sum(e.record.routed_experts for e in outcome.cluster.engines),
         "routed_experts_reference_bytes": sum(e.record.references for e in outcome.cluster.engines),
         "hang_named_seconds": hang_named_seconds(outcome),
-        "lost_node_recovery_seconds": recovery_seconds(outcome),
+        "lost_node_recovery_seconds": recovery_seconds(outcome, "training pod"),
+        "lost_head_recovery_seconds": recovery_seconds(outcome, HEAD_LOST),
         "checkpoints": checkpoints(outcome),
         "deadlines": deadlines(outcome),
         "events": [[when, what] for when, what in outcome.cluster.events],

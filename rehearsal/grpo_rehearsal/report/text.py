@@ -39,8 +39,9 @@ def as_text(figures: dict[str, Any]) -> str:
     if figures["hang_named_seconds"] is not None:
         lines.append(f"hang            named {figures['hang_named_seconds']:.0f} s after the limit")
     lines += _checkpoints(figures["checkpoints"])
-    if figures["lost_node_recovery_seconds"] is not None:
-        lines.append(f"recovery        {figures['lost_node_recovery_seconds']:.0f} s after the loss")
+    for lost in ("lost_node_recovery_seconds", "lost_head_recovery_seconds"):
+        if figures[lost] is not None:
+            lines.append(f"recovery        {figures[lost]:.0f} s after the loss")
     lines += [f"{when:>9.0f} s     {what}" for when, what in figures["events"]]
     return "\n".join(lines)
 

@@ -75,7 +75,8 @@ class RankMethods:
 
     ``links``: of the gang. ``nbytes``: by link, to which the experts that ranks fetch are added, what the
     members of links tell each other, and what passes between ranks and the store. ``slow``: factors of the
-    passes of slow ranks. ``saves``: to which each checkpoint is added.
+    passes of slow ranks. ``saves``: to which each checkpoint is added. ``late``: seconds until the processes
+    can be started.
     """
 
     job: Job
@@ -84,6 +85,7 @@ class RankMethods:
     nbytes: Counter[str]
     slow: Mapping[int, float] = field(default_factory=dict)
     saves: list[Save] = field(default_factory=list)
+    late: float = 0.0
     attempt: int = 0  # of the job, whose gang this is
     _saving: tuple[Save, dict[str, Any]] | None = None  # (checkpoint, controller's state)
     _problem: str = ""  # of the exchange of layouts
@@ -108,7 +110,7 @@ class RankMethods:
             (offers,) = args[0]
             return Work(even(times.join(), len(offers)), JOIN_SECONDS)
         if method == "node":
-            return Work(even(times.assumed.process_start), _IMPORT_SECONDS)
+            return Work(even(self.late + times.assumed.process_start), _IMPORT_SECONDS)
         if method == "start":
             return Work(self._read(WEIGHTS).after(times.assumed.rendezvous), assumed=True)
         if method == "load_routed_experts":

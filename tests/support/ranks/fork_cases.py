@@ -8,7 +8,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.checkpointing.store import complete
-from grpo_worker.megatron.optim.optimizer import Trainable, _schedule
+from grpo_worker.megatron.optim.optimizer import Trainable, schedule_of
 from grpo_worker.model_files.config import model_config
 from support.ranks.policy_cases import (
     checkpointer,
@@ -56,4 +56,6 @@ def rates(saved: dict[str, Any], loaded: dict[str, Any], steps: int) -> dict[str
 def _state(fields: dict[str, Any]) -> Any:
     total = fields.pop("total")
     optimizer = SimpleNamespace(param_groups=[{"params": [torch.zeros(1)]}])
-    return SimpleNamespace(optimizer=optimizer, schedule=_schedule(optimizer, OptimizerSpec(**fields), total))
+    return SimpleNamespace(
+        optimizer=optimizer, schedule=schedule_of(optimizer, OptimizerSpec(**fields), total)
+    )

@@ -95,3 +95,18 @@ def test_a_slow_store_counts_as_hanging_when_a_tensor_takes_too_long(
         return
     longest = max(end - begin for name, begin, end in figures["calls"] if name == "poll_checkpoint")
     assert deadline(figures, "poll_checkpoint")["seconds"] < HANG < longest
+
+
+def test_a_gang_that_lost_rays_head_waits_for_it_and_goes_on_from_the_store(saving: Rehearse) -> None:
+    history = saving(Scenario(name="calm", steps=3, assumed=FAST)).board.history
+    began = next(when for when, name, value in history if name == "phase" and value is Phase.TRAINING)
+    third = [when for when, name, _ in history if name == "step"][2]
+    outcome = saving(Scenario(name="head", steps=4, assumed=FAST, lost_head=third - 1 - began))
+    figures = summary(outcome)
+    assert figures["phase"] == "Succeeded" and outcome.board.get().restarts.infrastructure == 1
+    assert [what for _, what in figures["events"]] == ["Ray's head is lost"]
+    restored = [value for _, name, value in outcome.board.history if name == "restored"]
+    assert [(each.step, each.source) for each in restored if each.step] == [(2, "store")]
+    assert figures["ledger"] == {"samples": 4 * SAMPLES, "consumed_twice": 0, "missing": 0}
+    again = FAST.head_restart + FAST.process_start + FAST.rendezvous
+    assert again < figures["lost_head_recovery_seconds"] < again + 90

@@ -14,8 +14,8 @@ from grpo_devcluster.sbom import FORMAT, bills, licences
 IMAGES = tuple(read_bases())
 # Everything in the operator's image may be passed on with it.
 PERMISSIVE = re.compile(
-    r"(Apache-2\.0|MIT|BSD-[23]-Clause|PSF-2\.0|Python Software Foundation License|BSD License|MIT License"
-    r"|Apache Software License|Mozilla Public License 2\.0 \(MPL 2\.0\)|OR|AND| )+"
+    r"(Apache-2\.0|MIT-0|MIT|BSD-[23]-Clause|PSF-2\.0|Python Software Foundation License|BSD License"
+    r"|MIT License|Apache Software License|Mozilla Public License 2\.0 \(MPL 2\.0\)|OR|AND| )+"
 )
 UNNAMED = {"zss"}  # says nothing in its metadata
 

@@ -8,6 +8,7 @@ import httpx
 
 from grpo_worker.checkpointing.snapshot_seal import NOTE_BYTES, Note, Snapshot, SnapshotError, content_digest
 from grpo_worker.checkpointing.snapshots import NOTE, STATE, check, file_of
+from grpo_worker.common import tls
 from grpo_worker.common.auth import headers
 from grpo_worker.common.files import write_text
 
@@ -42,7 +43,7 @@ def pull(root: Path, which: Snapshot, holders: Sequence[str], timeout: float) ->
 def _fetch(url: str, file: Path, which: Snapshot, timeout: float) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".pulled")
-    with httpx.Client(timeout=timeout, headers=headers()) as client:
+    with httpx.Client(timeout=timeout, headers=headers(), verify=tls.own()) as client:
         note = _note(client, url + NOTE)
         note.verify(which)
         try:

@@ -1,6 +1,7 @@
 """HTTP transport for requests without a time limit: work that its server bounds by progress."""
 
 import socket
+import ssl
 
 import httpx
 
@@ -14,7 +15,10 @@ _KEEP_ALIVE = [
 ]
 
 
-def patient_transport() -> httpx.HTTPTransport:
-    """Return a transport that notices lost peers, and holds any number of requests at the same time."""
+def patient_transport(verify: ssl.SSLContext | bool = True) -> httpx.HTTPTransport:
+    """Return a transport that notices lost peers, and holds any number of requests at the same time.
+
+    ``verify``: see common/tls.py.
+    """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.HTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
+    return httpx.HTTPTransport(verify=verify, limits=limits, socket_options=_KEEP_ALIVE)

@@ -37,6 +37,7 @@ from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
+from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class GrpoLoop:
         self._failures = failures
         self._ledger = SampleLedger(folder, self._record.check_claims)
         self._records = StepRecords(folder, spec, client, self._record.check_claims)
+        decode, wanted = inputs.model.tokenizer.decode_all, spec.observability.samples
+        self._samples = SampleWriter(folder, wanted, decode, self._record.check_claims, clock)
         self._checkpoints = RunCheckpoints(
             spec, folder, trainers, self._scheduler, board, self._state, self._flush, self._parking,
             self._record.check_claims, inputs.fork,
@@ -180,6 +183,7 @@ class GrpoLoop:
         self._step = restored.step
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
+        self._samples.truncate(self._step)
 
     def _check_engines(self) -> str:
         """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
@@ -205,6 +209,7 @@ class GrpoLoop:
         scores = self._training.add_model_scores(shared, rollouts.scores, timer)
         metrics = self._traces.step(step, self._training.train, shared, scores, timer, on_policy)
         self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
+        self._samples.add(step, self._record.attempt, rollouts, scores, shared.batch)
         self._gpus.trains(Use.WAIT)
         self._wait_for_samples_ahead(step, rollouts, metrics, timer)
         self._step = step
@@ -223,6 +228,7 @@ class GrpoLoop:
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
         metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
+        metrics |= self._samples.metrics()
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
@@ -336,9 +342,10 @@ class GrpoLoop:
         self._checkpoints.save_now(self._step)
 
     def _flush(self) -> None:
-        """Wait until ledger and metrics, as far as they are written, are on the store; any thread."""
+        """Wait until ledger, metrics and samples, as far as written, are on the store; any thread."""
         self._ledger.flush()
         self._records.flush()
+        self._samples.flush()
 
     def _suspend_if_requested(self) -> None:
         if not self._board.get().suspend_requested:

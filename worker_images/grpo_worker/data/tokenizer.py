@@ -71,6 +71,10 @@ class TextTokenizer:
             ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each list of ids, with its special tokens, in threads of the library."""
+        return list(self._tokenizer.decode_batch(list(rows), skip_special_tokens=False))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response, without special tokens."""
         return self.decoder.decode(ids)

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from grpo_worker.common import tls
 from grpo_worker.common.auth import pair_headers
 from grpo_worker.data.expert_folder import MISSING
 from grpo_worker.data.routed_experts import ExpertsError, RoutedExperts, SpansOf, read_ranges, record_of
@@ -28,7 +29,8 @@ def fetch(references: Sequence[RoutedExperts], layers: Sequence[int], spans: Spa
     ``layers``, ``spans``: what the rank needs; other tokens are 0. Damaged experts count as lost.
     """
     parts = _requests(references, layers, spans)
-    with httpx.Client(timeout=_STALLED) as http, ThreadPoolExecutor(_THREADS) as threads:
+    client = httpx.Client(timeout=_STALLED, verify=tls.pair())
+    with client as http, ThreadPoolExecutor(_THREADS) as threads:
 
         def read(part: list[RoutedExperts]) -> list[Found]:
             records = _from_file(part, layers, spans) if part[0].in_file else _over(http, part, layers, spans)

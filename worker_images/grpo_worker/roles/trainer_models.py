@@ -155,7 +155,7 @@ def _policy(spec: GRPOJobSpec, setup: ModelSetup) -> PolicyModel:
     return PolicyModel(
         setup,
         spec.trainer.optimizer,
-        spec.total_steps,
+        spec.updates,
         with_reference=spec.algorithm.needs_reference,
         replay_routing=spec.algorithm.routing_replay,
     )
@@ -163,7 +163,7 @@ def _policy(spec: GRPOJobSpec, setup: ModelSetup) -> PolicyModel:
 
 def _critic(spec: GRPOJobSpec, setup: ModelSetup) -> CriticModel | None:
     critic = spec.algorithm.critic
-    return CriticModel(setup, critic.optimizer, spec.total_steps) if critic else None
+    return CriticModel(setup, critic.optimizer, spec.updates) if critic else None
 
 
 def _reward_model(spec: GRPOJobSpec, setup: ModelSetup) -> RewardModel | None:

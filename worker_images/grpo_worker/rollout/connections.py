@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import httpx
 
+from grpo_worker.common import tls
+
 # Less than the 5 s after which SGLang's server closes an idle connection: it must not be used again by then.
 _IDLE_SECONDS = 4.0
 _OWN_HEADERS = ("host", "content-length", "connection", "accept-encoding", "user-agent")  # aiohttp sets them
@@ -47,7 +49,7 @@ class Connections(httpx.AsyncBaseTransport):
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:  # it belongs to the event loop that runs now
             self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=tls.pair()),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("user-agent", "accept-encoding"),
                 auto_decompress=False,

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.names import ENGINE_PORT
+from grpo_worker.common import tls
 
 CONNECT_SECONDS = 10.0
 
@@ -19,6 +20,7 @@ class EngineHttp:
     def __init__(self, transport: httpx.AsyncBaseTransport, port: int = ENGINE_PORT) -> None:
         self._transport = transport
         self._port = port
+        self._headers = tls.generate_headers()
         self._extensions = {
             "timeout": {"connect": CONNECT_SECONDS, "read": None, "write": None, "pool": None}
         }
@@ -50,7 +52,8 @@ class EngineHttp:
     async def _send(
         self, method: str, address: str, path: str, headers: dict[str, str], content: bytes
     ) -> httpx.Response:
-        url = _parsed(f"http://{address}:{self._port}{path}")
+        url = _parsed(tls.url(address, self._port, path))
+        headers |= self._headers
         request = httpx.Request(method, url, headers=headers, content=content, extensions=self._extensions)
         response = await self._transport.handle_async_request(request)
         response.request = request

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.common import tls
 from grpo_worker.common.auth import pair_headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.patient_http import UNLIMITED, patient_transport
-from grpo_worker.common.service_addresses import addresses_of
+from grpo_worker.common.service_addresses import ServiceAddresses
 from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.rollout.routing import EngineEntry, EngineTable, entry_of
 from grpo_worker.rollout.sync_retries import SyncRetries
@@ -63,11 +64,11 @@ class RolloutPool:
         self.fp8 = fp8
         self.size = size
         self.attempt = 0  # of the job; agents refuse attempts older than the latest they have seen
-        self._service = service
+        self._service = ServiceAddresses(service, AGENT_PORT)
         self._writer = writer
         self._min_available = min_available
         self._target: Target | None = None
-        self._http = httpx.Client(timeout=5, transport=patient_transport())
+        self._http = httpx.Client(timeout=5, transport=patient_transport(tls.pair()))
         self._clock = clock
         # Looks have threads of their own: requests of an update may all wait for slow engines.
         self._looks = ThreadPoolExecutor(32, thread_name_prefix="pool-look")
@@ -202,7 +203,7 @@ class RolloutPool:
         return self._threads.submit(self._post, engine, route, timeout, body)
 
     def _post(self, engine: EngineEntry, route: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
-        url = f"http://{engine.address}:{AGENT_PORT}/v1/{route}"
+        url = tls.url(engine.address, AGENT_PORT, f"/v1/{route}")
         body = {"writer": self._writer, "attempt": self.attempt, **body}
         try:
             response = self._http.post(url, json=body, timeout=timeout, headers=pair_headers())
@@ -225,9 +226,8 @@ class RolloutPool:
         configs, problem = {}, "no engine found"
         for engine in self.table.serving(version):
             try:
-                response = self._http.get(
-                    f"http://{engine.address}:{AGENT_PORT}/v1/model", headers=pair_headers()
-                )
+                url = tls.url(engine.address, AGENT_PORT, "/v1/model")
+                response = self._http.get(url, headers=pair_headers())
                 response.raise_for_status()
                 configs[engine.name] = dict(response.json())
             except (httpx.HTTPError, ValueError) as error:
@@ -294,10 +294,10 @@ class RolloutPool:
 
     def _status_of(self, address: str) -> EngineEntry | None:
         try:
-            response = self._http.get(f"http://{address}:{AGENT_PORT}/v1/status")
+            response = self._http.get(tls.url(address, AGENT_PORT, "/v1/status"))
             return entry_of(response.json(), address, self._writer)
         except (httpx.HTTPError, ValueError):
             return None
 
     def _addresses(self) -> list[str]:
-        return addresses_of(self._service, AGENT_PORT)
+        return self._service()

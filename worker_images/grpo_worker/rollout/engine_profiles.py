@@ -8,6 +8,7 @@ import httpx
 
 from grpo_operator.api.names import AGENT_PORT
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.common import tls
 from grpo_worker.common.auth import pair_headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
@@ -38,7 +39,7 @@ class EngineProfiles:
         self._attempt = attempt
         self._clock = clock
         self._port = port
-        self._http = httpx.Client(timeout=_ANSWER_SECONDS)
+        self._http = httpx.Client(timeout=_ANSWER_SECONDS, verify=tls.pair())
 
     def record(self, identity: str, engines: Sequence[str], steps: int, folder: Path) -> list[str]:
         """Trace the next ``steps`` forward passes of engines; return the names of the files in ``folder``.
@@ -103,4 +104,4 @@ class EngineProfiles:
             raise EngineProfileError(f"{engine.name}: {error!r}") from error
 
     def _url(self, engine: EngineEntry, route: str) -> str:
-        return f"http://{engine.address}:{self._port}/v1/{route}"
+        return tls.url(engine.address, self._port, f"/v1/{route}")

@@ -9,9 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
 from starlette.applications import Starlette
 
+from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.api.urls import pod_url
+from grpo_worker.common import tls
+from grpo_worker.common.listeners import Server
+from grpo_worker.common.own_address import loopback
 from grpo_worker.gpu_health.service import GpuWatch
 
 if TYPE_CHECKING:
@@ -31,13 +35,13 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["trainer", "rollout"])
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
-    parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--host", help="address to listen on; default: all of the pod's")
+    parser.add_argument("--port", type=int, default=AGENT_PORT)
     parser.add_argument("--name", default=os.environ.get("POD_NAME", socket.gethostname()))
     parser.add_argument(
         "--weights", type=Path, default=Path("/weights"), help="memory shared with the trainer"
     )
-    parser.add_argument("--engine", default="http://127.0.0.1:30000")
+    parser.add_argument("--engine", help="URL of the engine's server; default: that of this pod")
     parser.add_argument("--engine-ranks", type=int, default=1)
     parser.add_argument("--bucket-megabytes", type=int, default=512)
     parser.add_argument("--model-config", type=Path, help="config.json of the engine's model")
@@ -69,9 +73,7 @@ def main() -> None:
     gpus = GpuWatch(args.gpu_seconds)
     gpus.start()
     app.router.routes.append(gpus.route())
-    uvicorn.run(
-        app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS
-    )
+    Server(app, args.port, args.host, _SHUTDOWN_SECONDS).run()
     os._exit(0)  # threads may still wait for others, and the pod would wait for them
 
 
@@ -108,7 +110,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
     peers = Peers(urls_of(args.peers), args.timeout) if args.peers else None
     place = EnginePlace(args.address, hosts, args.start_seconds, peers, args.store, Relay(args.timeout))
-    engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
+    engine = Engine(args.engine or tls.url(loopback(), ENGINE_PORT), args.timeout, args.admin_key, hosts)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,
         args.double_buffer, writer_file=args.writer_file,
@@ -145,10 +147,11 @@ def _further_host(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.agent.part_routes import HostParts
     from grpo_worker.weightsync.agent.part_source import PartSource
 
-    address = f"[{args.address}]" if ":" in args.address else args.address
+    # SGLang's server of a further host answers probes only, without TLS.
+    engine = args.engine or pod_url(loopback(), ENGINE_PORT)
     host = FurtherHost(
-        args.host_index, args.name, args.first_host, lambda: answers(args.engine), args.start_seconds,
-        f"http://{address}:{args.port}",
+        args.host_index, args.name, args.first_host, lambda: answers(engine), args.start_seconds,
+        tls.url(args.address, args.port),
     )  # fmt: skip
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
     detours = Detours(args.first_host)

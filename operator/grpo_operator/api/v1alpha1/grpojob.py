@@ -360,6 +360,11 @@ class GRPOJobSpec(Model):
         return self.rollout.stall_seconds or self.restart_policy.hang_limit + _NEXT_ENGINE_SECONDS
 
     @property
+    def updates(self) -> int:
+        """Return the number of optimizer steps of the whole job."""
+        return self.total_steps * (self.data.train_batch_size // self.trainer.mini_batch_size)
+
+    @property
     def shares_gpus(self) -> bool:
         """Return whether trainer and engines share GPUs. On CPUs, colocated pods only share a node."""
         return self.mode == "colocated" and self.trainer.device is Device.CUDA

@@ -112,6 +112,23 @@ def _default_thresholds() -> list[ThresholdSpec]:
     ]
 
 
+class SamplesSpec(Model):
+    """Parquet files with the prompts, answers, tokens and scores of steps, in the ``samples`` folder."""
+
+    every_steps: int = Field(
+        1,
+        ge=0,
+        le=10**6,
+        description="number of steps from one step whose samples are written to the next; 0: none",
+    )
+    prompts: int | None = Field(
+        None,
+        ge=1,
+        le=10**6,
+        description="number of prompts of a step whose samples are written; default: all",
+    )
+
+
 class ObservabilitySpec(Model):
     """Destinations of the metrics besides status, normal ranges of metrics, and profiling."""
 
@@ -124,6 +141,7 @@ class ObservabilitySpec(Model):
         description="normal ranges that the Helm chart's alerts check",
     )
     profile: ProfileSpec | None = None
+    samples: SamplesSpec = Field(default_factory=SamplesSpec)
     price_per_gpu_hour: float | None = Field(
         None, ge=0, le=10**6, description="price of one GPU for one hour, in any currency, for status.goodput"
     )

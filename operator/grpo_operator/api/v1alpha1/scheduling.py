@@ -5,10 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from grpo_operator.api.base import Model, Name
-from grpo_operator.api.rules import Rule
+from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.v1alpha1.egress import EgressSpec
 from grpo_operator.api.v1alpha1.pod_security import SecurityContextSpec
 from grpo_operator.api.v1alpha1.rdma import RdmaSpec
+from grpo_operator.api.v1alpha1.tls import TlsSpec
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9._/-]+$")]
 EnvValue = Annotated[str, Field(max_length=1024)]
@@ -91,12 +92,19 @@ _RULES: tuple[Rule["SchedulingSpec"], ...] = (
         lambda scheduling: scheduling.egress is None or scheduling.network_policy,
     ),
 )
+_UPDATE_RULES = (
+    UpdateRule(
+        "has(oldSelf.tls) == has(self.tls)",
+        "scheduling.tls is fixed once the object exists, but for caBundle: create a new one",
+    ),
+)
 
 
 class SchedulingSpec(Model):
     """Scheduling of the pods of all pools, and their networks."""
 
     rules = _RULES
+    update_rules = _UPDATE_RULES
     queue_name: Name | None = Field(
         None, description="Kueue LocalQueue; the job waits there until all of its pods can start"
     )
@@ -147,6 +155,7 @@ class SchedulingSpec(Model):
         True, description="allow connections to the pods only from the job and the operator"
     )
     egress: EgressSpec | None = None
+    tls: TlsSpec | None = None
 
     @property
     def gpu_environment(self) -> dict[str, str]:

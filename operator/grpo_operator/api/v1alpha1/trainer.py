@@ -41,7 +41,8 @@ class OptimizerSpec(Model):
     min_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end of the decay")
     lr_warmup_steps: int = Field(0, ge=0, le=10**7, description="optimizer steps of linear warm-up")
     lr_decay_style: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="shape of the decay from the end of the warm-up to totalSteps"
+        "constant",
+        description="shape of the decay from the end of the warm-up to the last update of totalSteps",
     )
     weight_decay: float = Field(0.01, ge=0, le=1, description="decoupled weight decay")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")

@@ -13,17 +13,20 @@ import typer
 import yaml
 from rich.console import Console
 
-from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, job_store, rollout_pool, writer
+from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, rollout_pool
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 from grpo_operator.cli.kubectl.doctor import findings
 from grpo_operator.cli.kubectl.global_options import hoisted
+from grpo_operator.cli.kubectl.job_files import JobFiles
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
+from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
 from grpo_operator.client.fork_manifest import fork as fork_manifest
 from grpo_operator.client.fork_manifest import parsed
 from grpo_operator.client.resumption import resumption
+from grpo_operator.client.samples_command import samples_command
 
 app = typer.Typer(
     name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
@@ -108,17 +111,30 @@ def metrics(
     """Show metrics of the last steps of a job that runs."""
     cluster: Cluster = context.obj
     with _errors():
-        found = cluster.job(job)
-        folder = job_store(found["metadata"]["namespace"], writer(found))
-        pods = cluster.items("pods", "-l", f"rl.grpo.dev/job={job},rl.grpo.dev/pool=controller")
-        running = [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
-        if not running:
-            raise KubectlError(f"{job} has no running controller: its metrics are in {folder} of the store")
-        file = f"{folder}/metrics.jsonl"
-        text = cluster.text("exec", running[0], "-c", "controller", "--", "tail", "-n", str(last), file)
-        steps = [json.loads(line) for line in text.splitlines()]
+        files = JobFiles.of(cluster, job, "metrics")
+        steps = files.lines("tail", "-n", str(last), f"{files.folder}/metrics.jsonl")
         if not _show({"items": steps}, output):
             _print(metrics_table(steps, names or []))
+
+
+@app.command()
+def samples(
+    context: typer.Context,
+    job: Job,
+    step: Annotated[int | None, typer.Option(help="default: the last step that has samples")] = None,
+    prompt: Annotated[int | None, typer.Option(help="index of a prompt: only its answers")] = None,
+    order: Annotated[str, typer.Option(help="column, smallest first; -COLUMN: largest first")] = "",
+    limit: Annotated[int, typer.Option(help="number of samples", min=1)] = 8,
+    tokens: Annotated[bool, typer.Option(help="with the ids and log-probabilities of tokens")] = False,
+    output: Format = "text",
+) -> None:
+    """Show prompts, answers and scores of a step of a job that runs."""
+    command = samples_command(step=step, prompt=prompt, limit=limit, order=order, tokens=tokens)
+    with _errors():
+        files = JobFiles.of(context.obj, job, "samples")
+        found = files.lines(*command)
+        if not _show({"items": found}, output):
+            typer.echo("\n".join(sample_lines(found)))
 
 
 @app.command()
@@ -205,6 +221,12 @@ def plan(context: typer.Context) -> None:
 def rehearse(context: typer.Context) -> None:
     """Run the first steps of a manifest on virtual time; see grpo-plan --rehearse --help."""
     raise SystemExit(import_module("grpo_operator.cli.plan").main(["--rehearse", *context.args]))
+
+
+@app.command(context_settings=_PASSED_ON)
+def convert(context: typer.Context) -> None:
+    """Turn a configuration of verl, slime or NeMo-RL into a manifest; see kubectl grpo convert --help."""
+    raise SystemExit(import_module("grpo_operator.cli.kubectl.conversion").main(context.args))
 
 
 def _end_profile(found: dict[str, Any]) -> NoReturn:

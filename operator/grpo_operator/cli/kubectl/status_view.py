@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from grpo_operator.cli.kubectl.plain_text import plain
 from grpo_operator.client.conditions import message_of
 
 _BAD = ("Invalid", "Failed", "Recovering")
@@ -23,7 +24,8 @@ def jobs_table(jobs: Iterable[dict[str, Any]], namespaces: bool = False) -> Tabl
         cells = [status.get(key, "") for key in ("reason", "progress", "eta", "rewardMean")]
         pools = [status.get(key, "") for key in ("trainReady", "rolloutReady")]
         names = (job["metadata"]["namespace"],) * namespaces + (job["metadata"]["name"],)
-        table.add_row(*names, _phase(phase), *cells, *pools, message_of(status))
+        texts = [plain(cell) for cell in (*cells, *pools, message_of(status))]
+        table.add_row(*names, _phase(phase), *texts)
     return table
 
 
@@ -33,12 +35,12 @@ def job_view(job: dict[str, Any], engines: Iterable[dict[str, Any]], events: Ite
     parts: list[RenderableType] = [_summary(job["metadata"]["name"], status)]
     table = _table(_ENGINE_COLUMNS)
     for engine in engines:
-        table.add_row(*(str(engine.get(key, "")) for key in _ENGINE_KEYS))
+        table.add_row(*(plain(engine.get(key, "")) for key in _ENGINE_KEYS))
     if table.row_count:
         parts += [Text(), table]
     lines = list(events)
     if lines:
-        parts += [Text("\nEVENTS"), *(Text(f"  {line}") for line in lines)]
+        parts += [Text("\nEVENTS"), *(plain(f"  {line}") for line in lines)]
     return Group(*parts)
 
 
@@ -52,7 +54,7 @@ def _summary(name: str, status: dict[str, Any]) -> Table:
     table.add_row("job", name)
     for label, value in _lines(status):
         if value:
-            table.add_row(label, value)
+            table.add_row(label, plain(value) if isinstance(value, str) else value)
     return table
 
 

@@ -15,6 +15,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.status import FailingNodeStatus, SettledImages
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
+from grpo_operator.apply.pod_certificates import PodCertificates
 from grpo_operator.apply.pod_keys import PodKeys
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
@@ -64,6 +65,7 @@ class ReconcileContext:
     admissions: AdmissionRound
     keys: PodKeys
     outages: OutageWatch
+    certificates: PodCertificates
 
     def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
         """Return the status of the owner's RayCluster, or None when it does not exist."""

@@ -269,7 +269,9 @@ class JobReconciler:
         # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            await context.keys.provide(job, settings.key_scope, None if engines.own else engines.owner.name)
+            shared = None if engines.own else engines.owner.name
+            await context.keys.provide(job, settings.key_scope, shared)
+            await context.certificates.provide(job, spec.scheduling.tls, shared)
             await context.apply_ray_cluster(accepted.cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
@@ -279,6 +281,7 @@ class JobReconciler:
         )  # fmt: skip
         budget = policies.trainer_budget(job, spec)
         children = [("configmaps", config), ("poddisruptionbudgets", budget)]
+        children += await context.certificates.children(job, spec.scheduling.tls, context.cache.live)
         if spec.scheduling.network_policy:
             pool = None if engines.own else {"matchLabels": engines.owner.label}
             policy = policies.network_policy(job, context.settings, spec.scheduling.egress, pool)

@@ -99,6 +99,7 @@ class PoolReconciler:
         context = self._context
         leaves = context.leaves(owner_of(pool), spec.scheduling, spec, None, set())
         children = context.pool_children(pool, spec, leaves)
+        children += await context.certificates.children(pool, spec.scheduling.tls, context.cache.live)
         if spec.scheduling.network_policy:
             egress, jobs = spec.scheduling.egress, policies.ANY_JOB
             policy = policies.network_policy(pool, context.settings, egress, jobs)
@@ -108,6 +109,7 @@ class PoolReconciler:
         settings = context.settings.with_images(images)
         cluster = accepted_pool_cluster(pool, settings, places, context.record_of(pool))
         await context.keys.provide(pool, images.key_scope)
+        await context.certificates.provide(pool, spec.scheduling.tls)
         await context.apply_ray_cluster(cluster, owner_of(pool))
 
     async def _set_writer(

@@ -47,6 +47,7 @@ def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
             f"{spec.model.path}: use the same model in both",
             "PoolMismatch",
         )
+    check_tls(spec, pool, name)
     if pool.engine.speculative != "none" and spec.algorithm.min_p:
         raise RefusedError(
             f"spec.algorithm.minP={spec.algorithm.min_p}: RolloutPool {name} drafts tokens "
@@ -62,3 +63,15 @@ def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
             )
     except ValueError as error:
         raise RefusedError(str(error), "PoolMismatch") from error
+
+
+def check_tls(spec: GRPOJobSpec, pool: RolloutPoolSpec, name: str) -> None:
+    """Check that the pods of a job and of the pool ``name`` trust each other. Raises RefusedError."""
+    ours, its = spec.scheduling.tls, pool.scheduling.tls
+    problem = ""
+    if (ours is None) != (its is None):
+        problem = f"spec.scheduling.tls: {'RolloutPool ' + name if ours else 'this job'} has none"
+    elif ours and its and ours.ca_bundle != its.ca_bundle:
+        problem = f"spec.scheduling.tls.caBundle: that of RolloutPool {name} differs"
+    if problem:
+        raise RefusedError(f"{problem}: set the same in both, because each calls the other", "PoolMismatch")

@@ -17,7 +17,9 @@ from grpo_operator.api.base import Model
 from grpo_operator.api.crd import structural
 from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.render.certificates import Authority
 
+CA = Authority("m" * 64, "default").trusted(0)
 MANIFEST = Path(__file__).parents[4] / "manifests" / "tiny-moe.yaml"
 SCHEMA = structural(GRPOJobSpec)
 
@@ -377,6 +379,10 @@ CASES: dict[str, Changes] = {
     "host network": RDMA | {"scheduling": {"networkPolicy": False, "rdma": {"hostNetwork": True}}},
     "egress": {"scheduling": {"egress": {"to": [{"cidr": "10.0.0.0/8", "ports": [443]}]}}},
     "egress without a policy": {"scheduling": {"networkPolicy": False, "egress": {}}},
+    "tls": {"scheduling": {"tls": {}}},
+    "tls of a Secret": {"scheduling": {"tls": {"secretName": "tls", "caBundle": CA}}},
+    "tls of a Secret, and nothing trusted": {"scheduling": {"tls": {"secretName": "tls"}}},
+    "tls with a CA, and no certificate of it": {"scheduling": {"tls": {"caBundle": CA}}},
     "egress to two": {"scheduling": {"egress": {"to": [{"cidr": "10.0.0.0/8", "namespace": "a"}]}}},
     "egress to nothing": {"scheduling": {"egress": {"to": [{"ports": [443]}]}}},
     "host network behind a policy": RDMA | {"scheduling": {"rdma": {"hostNetwork": True}}},

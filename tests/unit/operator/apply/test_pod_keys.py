@@ -1,69 +1,25 @@
 """Secrets with keys, against a stand-in for the API server that holds Secrets only."""
 
 import asyncio
-import base64
-import copy
-from http import HTTPStatus
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from kubernetes.client import ApiException
 
-from grpo_operator.api.keys import Epochs, owner_key, secret_data, token
+from grpo_operator.api.keys import owner_key, secret_data, token
 from grpo_operator.api.names import EPOCH_SECRET, MASTER_SECRET, ROTATE_ANNOTATION, key_secret
 from grpo_operator.apply.pod_keys import PodKeys
 from grpo_operator.kuberay_client.kube import Kube
 from support.objects import job
+from support.secrets_api import SecretsApi
 
 OVERLAP = 300.0
-
-
-class _Secrets:
-    """The Secrets of one namespace. ``refused``: verbs that the account lacks."""
-
-    def __init__(self) -> None:
-        self.secrets: dict[str, dict[str, Any]] = {}
-        self.refused: set[str] = set()
-        self.asked: list[str] = []
-
-    async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
-        self._allow(f"get {name}")
-        return copy.deepcopy(self.secrets.get(name))
-
-    async def create(self, group: str, plural: str, manifest: dict[str, Any]) -> None:
-        name = manifest["metadata"]["name"]
-        self._allow(f"create {name}")
-        if name in self.secrets:
-            raise ApiException(status=HTTPStatus.CONFLICT)
-        self.secrets[name] = copy.deepcopy(manifest)
-        self.secrets[name]["metadata"]["resourceVersion"] = "1"
-
-    async def patch(self, group: str, plural: str, change: dict[str, Any], content: str) -> None:
-        name = change["metadata"]["name"]
-        self._allow(f"patch {name}")
-        assert change["metadata"]["resourceVersion"] == self.secrets[name]["metadata"]["resourceVersion"]
-        self.secrets[name]["data"] |= change["data"]
-        self.secrets[name]["metadata"]["annotations"] = {}
-
-    def _allow(self, request: str) -> None:
-        self.asked.append(request)
-        if request.split(maxsplit=1)[0] in self.refused:
-            raise ApiException(status=HTTPStatus.FORBIDDEN)
-
-    def content(self, name: str) -> dict[str, str]:
-        data = self.secrets[name]["data"]
-        return {key: base64.b64decode(value).decode() for key, value in data.items()}
-
-    @property
-    def epochs(self) -> Epochs:
-        return Epochs.read(self.content(EPOCH_SECRET)["epoch"])
 
 
 class World:
     """An operator, its clock and the Secrets."""
 
     def __init__(self) -> None:
-        self.kube, self.now = _Secrets(), 1000.0
+        self.kube, self.now = SecretsApi(), 1000.0
         self.keys = self.started()
 
     def started(self) -> PodKeys:

@@ -11,6 +11,7 @@ from grpo_operator.cli.kubectl import events
 from grpo_operator.cli.kubectl.global_options import hoisted
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
+from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
 from grpo_operator.client.fork_manifest import fork, parsed
 from grpo_operator.client.resumption import resumption
@@ -142,6 +143,46 @@ def test_metrics_are_chosen_by_parts_of_their_names() -> None:
         "step", "critic/score/mean", "actor/loss", "1", "0.5123", "2", "2", "1.5"
     ]  # fmt: skip
     assert _text(metrics_table(steps, ["loss"])).split() == ["step", "actor/loss", "1", "2", "2", "1.5"]
+
+
+def _sample(**changes: Any) -> dict[str, Any]:
+    return {
+        "step": 7, "prompt_index": 3, "prompt": "gcd?\nof 4 and 6", "uid": "3.0", "answer": "2", "score": 1.0,
+        "advantage": 0.70711, "log_prob_gap_mean": 0.00012345, "version": 6, "engine": "e-0", "dropped": None,
+    } | changes  # fmt: skip
+
+
+@pytest.mark.parametrize("quoted", ["[/tmp/ray] and [bold]", "\x1b[31mred\x1b[0m\x07", "\U0001f680"])
+def test_messages_may_quote_any_output(quoted: str) -> None:
+    found = _with_status(message=quoted, last_failure=quoted)
+    engines = [{"name": "engine-0", "state": "STALE", "message": quoted}]
+    shown = _text(job_view(found, engines, [f"now  pod/a  Failed: {quoted}"])) + _text(jobs_table([found]))
+    clean = {"\x1b[31mred\x1b[0m\x07": "red"}.get(quoted, quoted)
+    assert shown.count(clean) >= 4 and "\x1b" not in shown
+    assert list(sample_lines([_sample(answer=quoted)]))[-1].strip() == clean
+
+
+def test_samples_are_shown_below_their_prompts() -> None:
+    sample = _sample()
+    other = sample | {"uid": "3.1", "answer": "", "score": None, "advantage": None, "dropped": "equal scores"}
+    refused = sample | {
+        "prompt_index": 4,
+        "prompt": "long",
+        "uid": None,
+        "answer": None,
+        "dropped": "too long",
+    }
+    assert list(sample_lines([sample, other, refused])) == [
+        "PROMPT 3 of step 7",
+        "    gcd?",
+        "    of 4 and 6",
+        "ANSWER 3.0, score 1, advantage 0.7071, log-prob gap 0.0001234, version 6, engine e-0",
+        "    2",
+        "ANSWER 3.1, log-prob gap 0.0001234, version 6, engine e-0, not trained on: equal scores",
+        "PROMPT 4 of step 7",
+        "    long",
+        "NO ANSWER: too long",
+    ]
 
 
 def test_logs_are_those_of_the_container_of_the_part() -> None:

@@ -1,6 +1,7 @@
 """Two controllers of one job, one on a node that was cut off: the operator hears the one that has the job."""
 
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -54,9 +55,13 @@ def boards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProgressBoard]]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[PodClient]:
-    client = PodClient()
+    client = PodClient(_no_tls)
     yield client
     await client.close()
+
+
+async def _no_tls(owner: names.Owner) -> ssl.SSLContext | None:
+    raise AssertionError(f"the pods of {owner.text} serve HTTP")
 
 
 def _pods(*addresses: str) -> tuple[dict[str, Any], ...]:

@@ -14,6 +14,7 @@ import httpx
 
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.snapshots import attempt_of, name_of
+from grpo_worker.common import tls
 from grpo_worker.common.auth import headers, is_signed, signature
 from grpo_worker.common.errors import LONGEST
 from grpo_worker.common.files import write_text
@@ -40,7 +41,7 @@ class MemoryTier:
         self._file, self._job = file, file.parent.name
         # A copy may take as long as it needs: the agent that copies ends it when no byte arrives.
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-        self._http = httpx.Client(transport=patient_transport(), timeout=timeout)
+        self._http = httpx.Client(transport=patient_transport(tls.own()), timeout=timeout)
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="snapshots")
         self._taken: dict[str, Any] | None = None  # record of the snapshot in progress
         self._records: Future[None] = Future()  # that the snapshot in progress needs

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from grpo_worker.common import tls
 from grpo_worker.common.auth import pair_headers
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.training.gang import TrainerGang
@@ -57,7 +58,7 @@ class RoutedExpertsLoader:
         self._reward = reward
         self._weights = weights
         self._parking = parking
-        self._http = httpx.Client(timeout=_DROP_TIMEOUT)
+        self._http = httpx.Client(timeout=_DROP_TIMEOUT, verify=tls.pair())
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="drop experts")
         self._copying: Future[list[Sample]] = Future()  # the newest copy of experts to the store
         self._copying.set_result([])

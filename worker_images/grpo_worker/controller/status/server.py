@@ -4,19 +4,20 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from grpo_operator.api.messages import EngineSummary, ProfileOrder
+from grpo_operator.api.names import CONTROLLER_PORT
 from grpo_worker.common.auth import guarded
+from grpo_worker.common.listeners import Server
 from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rollout.routing import EngineEntry
 
-PORT = 8090
+PORT = CONTROLLER_PORT
 
 
 def application(
@@ -71,5 +72,5 @@ def _summary(entry: EngineEntry) -> EngineSummary:
 
 def serve_in_background(app: Starlette) -> None:
     """Serve on all interfaces from a daemon thread."""
-    server = uvicorn.Server(uvicorn.Config(app, host="0.0.0.0", port=PORT, log_level="warning"))
+    server = Server(app, PORT)
     threading.Thread(target=server.run, daemon=True, name="status").start()

@@ -20,6 +20,7 @@ from grpo_worker.checkpointing.store import (
     set_aside,
     step_and_attempt,
 )
+from grpo_worker.common import tls
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.store_path import StorePath
@@ -289,7 +290,7 @@ class TrainerGang:
     def sources(self) -> dict[int, str]:
         """Return the URL of the agent that serves each rank's weights."""
         assert self._group is not None, "the gang is not started"
-        return {rank: f"http://{address}:{AGENT_PORT}" for rank, address in enumerate(self._group.addresses)}
+        return {rank: tls.url(address, AGENT_PORT) for rank, address in enumerate(self._group.addresses)}
 
     def members(self) -> list[Member]:
         """Return the ranks as the watch for stragglers compares them."""

@@ -21,6 +21,7 @@ from grpo_worker.profiling.progress import PROGRESS
 class Trainable:
     """Model chunks with their gradient buffers, optimizer and learning-rate schedule.
 
+    ``updates``: optimizer steps of the whole job, in which the learning rate decays.
     ``offload``: which of these are on the device only while they are used. ``weights``: offload of the
     chunks' weights. Raises ValueError for dtypes that the optimizer does not have here.
     """
@@ -29,7 +30,7 @@ class Trainable:
         self,
         chunks: Sequence[Any],
         spec: OptimizerSpec,
-        total_steps: int,
+        updates: int,
         offload: OffloadSpec,
         dtypes: OptimizerDtypes,
     ) -> None:
@@ -42,7 +43,7 @@ class Trainable:
         for inner in inner_optimizers(self.optimizer):
             precision_aware.prepare(inner)
         config.grad_scale_func = self.optimizer.scale_loss
-        self.schedule = _schedule(self.optimizer, spec, total_steps)
+        self.schedule = schedule_of(self.optimizer, spec, updates)
         buffers = self._parallel.buffers
         self.weights = Offloadable(
             lambda: (b.param_data for b in buffers()),
@@ -150,18 +151,19 @@ def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype, dtypes: Optimizer
     )
 
 
-def _schedule(optimizer: Any, spec: OptimizerSpec, total_steps: int) -> OptimizerParamScheduler:
+def schedule_of(optimizer: Any, spec: OptimizerSpec, updates: int) -> OptimizerParamScheduler:
+    """Return the schedule of the learning rate over ``updates`` optimizer steps."""
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=spec.lr,
         min_lr=spec.min_lr,
         lr_warmup_steps=spec.lr_warmup_steps,
-        lr_decay_steps=max(total_steps, spec.lr_warmup_steps + 1),
+        lr_decay_steps=max(updates, spec.lr_warmup_steps + 1),
         lr_decay_style=spec.lr_decay_style,
         start_wd=spec.weight_decay,
         end_wd=spec.weight_decay,
-        wd_incr_steps=total_steps,
+        wd_incr_steps=updates,
         wd_incr_style="constant",
         use_checkpoint_opt_param_scheduler=False,
         override_opt_param_scheduler=True,

@@ -49,12 +49,12 @@ class ValueHeadWeights:
 class CriticModel:
     """Model of the policy's architecture with a value head, in the policy's layout."""
 
-    def __init__(self, setup: ModelSetup, optimizer: OptimizerSpec, total_steps: int) -> None:
+    def __init__(self, setup: ModelSetup, optimizer: OptimizerSpec, updates: int) -> None:
         self.layout = setup.layout
         untied = replace(setup, hf=setup.hf | {"tie_word_embeddings": False})
         chunks = with_value_heads(untied.build_trained())
         hf_mapping.load(chunks, setup.family, ValueHeadWeights(setup.reader, setup.hf["hidden_size"]))
-        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload, setup.optimizer_dtypes)
+        self.trainable = Trainable(chunks, optimizer, updates, setup.offload, setup.optimizer_dtypes)
         self._runner = Runner(setup.layout, setup.batching)
 
     def values(self, batch: RaggedBatch) -> dict[str, np.ndarray]:

@@ -39,7 +39,7 @@ class PolicyModel:
         self,
         setup: ModelSetup,
         optimizer: OptimizerSpec,
-        total_steps: int,
+        updates: int,
         *,
         with_reference: bool = True,
         replay_routing: bool = False,
@@ -55,7 +55,7 @@ class PolicyModel:
         if with_reference:
             self.reference = [chunk.eval().requires_grad_(False) for chunk in setup.build()]
             _copy(chunks, self.reference)  # the store of the weights is read once
-        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload, setup.optimizer_dtypes)
+        self.trainable = Trainable(chunks, optimizer, updates, setup.offload, setup.optimizer_dtypes)
         self.reference_weights = frozen_weights(self.reference, setup.offload)
         self._mtp = MultiTokenPrediction(chunks, setup.hf) if setup.mtp else None
         self._runner = Runner(setup.layout, setup.batching)

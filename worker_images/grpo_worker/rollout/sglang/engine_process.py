@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from grpo_operator.api.errors import last_error_line
+from grpo_worker.rollout.sglang.engine_tls import own_arguments
 from grpo_worker.rollout.sglang.host_server import HostServer
 
 TERMINATION_LOG = Path("/dev/termination-log")  # kubelet's own default
@@ -30,7 +31,7 @@ def main() -> None:
     if sys.argv[1] == "--rounds":
         _run_rounds(sys.argv[2], sys.argv[3:])
         return
-    process = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
+    process = subprocess.Popen([*sys.argv[1:], *own_arguments()], stderr=subprocess.PIPE)
     _on_signals(lambda received: _pass_on(process.pid, received))
     log = ErrorLog(process)
     code = _await(process.pid)
@@ -42,7 +43,7 @@ def main() -> None:
 
 def _run_rounds(url: str, command: list[str]) -> None:
     """Run a host's server in the rounds of its engine, until a signal ends this process."""
-    server = HostServer(command, url, _start_session, _await)
+    server = HostServer([*command, *own_arguments()], url, _start_session, _await)
     _on_signals(server.stop)
     server.run()
 

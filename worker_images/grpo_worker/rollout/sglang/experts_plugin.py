@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from grpo_operator.api.urls import host_port
 from grpo_worker.data.expert_folder import ExpertFolder
 from grpo_worker.data.routed_experts import PROBLEM, RoutedExperts, record_of
 
@@ -52,6 +53,13 @@ def _count(config: Any) -> int:
     return int(next(getattr(config, name) for name in names if getattr(config, name, None)))
 
 
+def location(given: str) -> str:
+    """Return a URL in which kubelet has put the pod's address; those of IPv6 need brackets."""
+    scheme, _, place = given.partition("://")
+    address, _, port = place.rpartition(":")
+    return f"{scheme}://{host_port(address.strip('[]'), int(port))}"
+
+
 def keep(experts: torch.Tensor, count: int) -> torch.Tensor:
     """Write the experts of a sample; return the reference as JSON in a uint8 tensor, which SGLang sends.
 
@@ -62,7 +70,7 @@ def keep(experts: torch.Tensor, count: int) -> torch.Tensor:
     record, digest = record_of(small.transpose(1, 0, 2))
     tokens, layers, topk = experts.shape
     key = uuid.uuid4().hex
-    reference = RoutedExperts(os.environ[URL], key, tokens, layers, topk, digest, wide=count > 256)
+    reference = RoutedExperts(location(os.environ[URL]), key, tokens, layers, topk, digest, wide=count > 256)
     answer = reference.to_json()
     try:
         ExpertFolder(Path(os.environ[FOLDER])).write(key, record)

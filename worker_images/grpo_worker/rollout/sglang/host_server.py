@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from grpo_worker.common import tls
+
 PERIOD_SECONDS = 1.0
 SILENT_SECONDS = 60.0  # without an answer; an agent takes less to restart
 _TIMEOUT = 5.0
@@ -39,6 +41,7 @@ class HostServer:
         self._command = list(command)
         self._url = url
         self._start, self._wait = start, wait
+        self._verify = tls.for_urllib()
         self._process = uuid.uuid4().hex[:12]
         self._server: _Server | None = None
         self._failed = "", ""  # last round whose server failed, and its error
@@ -98,7 +101,8 @@ class HostServer:
         }  # fmt: skip
         try:
             url = f"{self._url}?{urllib.parse.urlencode(fields)}"
-            with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:  # noqa: S310 - the pod's agent
+            verify, limit = self._verify, _TIMEOUT
+            with urllib.request.urlopen(url, timeout=limit, context=verify) as response:  # noqa: S310 - the agent
                 answer: dict[str, str] = json.load(response)
         except (urllib.error.URLError, OSError, ValueError):
             return None

@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 from grpo_operator.api.catalog.presets import PRESET
+from grpo_worker.common import tls
 from grpo_worker.model_files.config import model_config
 from grpo_worker.model_files.names import FP8_CONFIG, TINY_TOKENIZER, TOKENIZER_FILES
 
@@ -62,9 +63,10 @@ def copy_tokenizer(model: str, directory: Path) -> None:
 
 def await_turn(url: str, pause: float = 0.5) -> None:
     """Poll ``url`` every ``pause`` seconds until it answers 200."""
+    verify = tls.for_urllib()
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - the URL of the pod.s agent
+            with urllib.request.urlopen(url, timeout=5, context=verify):  # noqa: S310 - URL of the pod's agent
                 return
         except (urllib.error.URLError, OSError):  # not the engines' turn, or the agent is not up yet
             time.sleep(pause)

@@ -9,6 +9,7 @@ from typing import Any
 
 import urllib3
 
+from grpo_worker.common import tls
 from grpo_worker.common.patient_http import UNLIMITED
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
 from grpo_worker.weightsync.protocol.digest import digest
@@ -17,6 +18,7 @@ from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
 # Routes that the server answers without its scheduler.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
+_NO_CONTROL = frozenset({"/ping", "/model_info", "/server_info"})  # routes that need the other key
 _SHORT = 5.0  # seconds
 _SERVED = re.compile(r"Weight version updated to (\S+)\.")
 
@@ -40,7 +42,10 @@ class Engine:
         self._admin_key = admin_key
         # Its requests take the agent half as long as httpx's, which counts: some are made during the pause.
         # Those of other threads than the one that updates have connections of their own.
-        self._pool = urllib3.PoolManager(maxsize=8, retries=False)
+        verify = tls.own()
+        secure: dict[str, Any] = {} if verify is True else {"ssl_context": verify, "assert_hostname": False}
+        self._pool = urllib3.PoolManager(maxsize=8, retries=False, **secure)
+        self._generate = tls.generate_headers()
         self.timeout = timeout
         self._unresponsive_since: float | None = None
         self._has_sessions = True  # until it says otherwise
@@ -50,7 +55,7 @@ class Engine:
         if self._hosts is not None and self._hosts.problem():
             return False
         try:
-            return self._pool.request("GET", f"{self.url}/ping", timeout=_SHORT).status == 200
+            return self._request("GET", "/ping", _SHORT).status == 200
         except urllib3.exceptions.HTTPError:
             return False
 
@@ -216,6 +221,10 @@ class Engine:
         """Return when the scheduler has answered: it has finished what it did before."""
         self._call("GET", "/server_info")
 
+    def _request(self, method: str, path: str, timeout: float, body: Any = None) -> urllib3.BaseHTTPResponse:
+        headers = self._generate if self._generate and path in _NO_CONTROL else self._headers()
+        return self._pool.request(method, self.url + path, json=body, headers=headers, timeout=timeout)
+
     def _headers(self) -> dict[str, str]:
         if self._admin_key is None or not self._admin_key.is_file():
             return {}
@@ -226,10 +235,7 @@ class Engine:
     ) -> Any:
         started, limit = time.monotonic(), self.timeout if timeout is None else timeout
         try:
-            response = self._pool.request(
-                method, self.url + path, json=body if method == "POST" else None, headers=self._headers(),
-                timeout=limit,
-            )  # fmt: skip
+            response = self._request(method, path, limit, body if method == "POST" else None)
         except urllib3.exceptions.HTTPError as error:
             if isinstance(error, urllib3.exceptions.ReadTimeoutError):
                 self._unresponsive_since = self._unresponsive_since or started

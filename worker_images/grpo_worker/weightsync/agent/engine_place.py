@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_operator.api.messages import EngineHost
 from grpo_operator.api.names import RENDEZVOUS_PORT
+from grpo_operator.api.urls import host_port
 from grpo_worker.common.auth import served
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
 from grpo_worker.weightsync.agent.peers import Peers
@@ -37,9 +38,9 @@ class EnginePlace:
     def answer(self, report: HostReport, serving: bool) -> dict[str, Any]:
         """Take a host's report; return the round that it must run, and what the host needs to know for it."""
         assert self.hosts is not None, "only the hosts of a multi-host engine report"
-        host = f"[{self.address}]" if ":" in self.address else self.address
+        rendezvous = host_port(self.address, RENDEZVOUS_PORT)
         return {
-            "round": self.hosts.report(report), "rendezvous": f"{host}:{RENDEZVOUS_PORT}", "serving": serving,
+            "round": self.hosts.report(report), "rendezvous": rendezvous, "serving": serving,
             "served": served(),
         }  # fmt: skip
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from grpo_worker.common import tls
 from grpo_worker.common.auth import guarded, headers, serve
 from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS
@@ -43,7 +44,7 @@ class FurtherHost:
         self._pod, self._url = pod, url
         self._server_answers = server_answers
         self._start_seconds = start_seconds
-        self._http = httpx.Client(base_url=first, timeout=_RELAY_SECONDS)
+        self._http = httpx.Client(base_url=first, timeout=_RELAY_SECONDS, verify=tls.own())
         self._round, self._began, self._answered = "", 0.0, False
         self.serving = False  # whether the whole engine serves
 

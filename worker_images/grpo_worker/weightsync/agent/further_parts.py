@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from grpo_worker.common import tls
 from grpo_worker.common.auth import headers
 from grpo_worker.common.polling import pause_after
 from grpo_worker.weightsync.agent.engine_client import EngineError
@@ -131,7 +132,7 @@ class _Part:
         self._url = f"{url}/v1/part"
         self._where = f"host {host} ({url})"
         self._request, self._timeout = request, timeout
-        self._http = httpx.Client(timeout=timeout)
+        self._http = httpx.Client(timeout=timeout, verify=tls.own())
         self._ended = threading.Event()
         self.state, self.problem = PartState(), ""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from grpo_worker.common import tls
 from grpo_worker.common.auth import pair_headers
 
 _CONNECT_SECONDS = 10.0
@@ -34,6 +35,7 @@ class HttpReader:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
+        self._verify = tls.pair()
         self._of_thread = threading.local()
 
     @contextmanager
@@ -77,7 +79,7 @@ class HttpReader:
     def _request(self, url: str, host: str, path: str, fields: dict[str, str]) -> http.client.HTTPResponse:
         connection = self._connections.get(host)
         if connection is None:
-            connection = http.client.HTTPConnection(host, timeout=_CONNECT_SECONDS)
+            connection = self._connection(host)
             try:
                 connection.connect()
             except OSError as error:
@@ -86,6 +88,11 @@ class HttpReader:
             self._connections[host] = connection
         connection.request("GET", path, headers=fields)
         return connection.getresponse()
+
+    def _connection(self, host: str) -> http.client.HTTPConnection:
+        if isinstance(self._verify, bool):
+            return http.client.HTTPConnection(host, timeout=_CONNECT_SECONDS)
+        return http.client.HTTPSConnection(host, timeout=_CONNECT_SECONDS, context=self._verify)
 
 
 def _reason(response: http.client.HTTPResponse) -> str:

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.names import AGENT_PORT
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.common import tls
 from grpo_worker.common.auth import headers
-from grpo_worker.common.service_addresses import addresses_of
+from grpo_worker.common.service_addresses import ServiceAddresses
 from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.peer_offer import PeerOffer
 from grpo_worker.weightsync.agent.sources import each
@@ -23,7 +24,8 @@ _LOOK_SECONDS = 3.0
 
 def urls_of(service: str) -> Callable[[], list[str]]:
     """Return a function that returns the URLs of the agents behind the pool's headless service."""
-    return lambda: [f"http://{address}:{AGENT_PORT}" for address in addresses_of(service, AGENT_PORT)]
+    addresses = ServiceAddresses(service, AGENT_PORT)
+    return lambda: [tls.url(address, AGENT_PORT) for address in addresses()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Peers:
     def __init__(self, urls: Callable[[], list[str]], timeout: float) -> None:
         self._urls = urls
         self._timeout = timeout
-        self._http = httpx.Client(timeout=_LOOK_SECONDS)
+        self._http = httpx.Client(timeout=_LOOK_SECONDS, verify=tls.own())
 
     def serving(self, writer: str | None) -> Serving | None:
         """Return the peers that serve the pool's newest version, in random order; None if none serves.

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from grpo_worker.common import tls
 from grpo_worker.common.auth import pair_headers
 from grpo_worker.weightsync.agent.sources import url_of
 
@@ -45,7 +46,7 @@ class Relay:
 
 def relay_route(relay: Relay) -> Route:
     """Return the route; it answers as the source does."""
-    client = httpx.AsyncClient(timeout=relay.timeout)
+    client = httpx.AsyncClient(timeout=relay.timeout, verify=tls.pair())
 
     async def answer(request: Request) -> Response:
         place = request.path_params

@@ -1,0 +1,1 @@
+"""Grafana dashboards of the chart, generated from tables of panels."""

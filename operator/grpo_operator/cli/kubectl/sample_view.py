@@ -1,0 +1,41 @@
+"""Samples of a step as text (pure)."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from grpo_operator.cli.kubectl.plain_text import printable
+
+_INDENT = " " * 4
+
+
+def sample_lines(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of each sample: figures, the prompt when it is another one, and the answer."""
+    shown: Any = None
+    for sample in samples:
+        if sample["prompt_index"] != shown:
+            shown = sample["prompt_index"]
+            yield f"PROMPT {shown} of step {sample['step']}"
+            yield from _indented(sample["prompt"])
+        yield _figures(sample)
+        yield from _indented(sample["answer"])
+
+
+def _figures(sample: dict[str, Any]) -> str:
+    if sample["uid"] is None:
+        return f"NO ANSWER: {sample['dropped']}"
+    parts = [f"ANSWER {sample['uid']}"]
+    for label, name in (
+        ("score", "score"),
+        ("advantage", "advantage"),
+        ("log-prob gap", "log_prob_gap_mean"),
+    ):
+        if sample[name] is not None:
+            parts.append(f"{label} {sample[name]:.4g}")
+    parts += [f"version {sample['version']}", f"engine {sample['engine']}"]
+    if sample["dropped"]:
+        parts.append(f"not trained on: {sample['dropped']}")
+    return ", ".join(parts)
+
+
+def _indented(text: str | None) -> Iterator[str]:
+    return (_INDENT + line for line in printable(text or "").splitlines())

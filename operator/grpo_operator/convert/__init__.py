@@ -1,0 +1,1 @@
+"""Conversion of configurations of verl, slime and NeMo-RL into GRPOJob manifests (pure)."""

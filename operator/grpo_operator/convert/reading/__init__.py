@@ -1,0 +1,1 @@
+"""Options of configurations: shell scripts and YAML files, read without running anything."""

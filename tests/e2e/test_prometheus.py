@@ -1,0 +1,125 @@
+"""A real Prometheus, configured by Prometheus Operator from the chart, scrapes a real job."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster.dashboards.pages import DASHBOARDS
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import CHART, install_operator
+from grpo_devcluster.results import record_from_test
+from support.faults import kill_rank, report, until, wait_step
+from support.jobs import Start
+from support.prometheus import Prometheus, prometheus, prometheus_operator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+MONITORS = {
+    "grpo-operator": 1,
+    "grpo-operator-jobs": 1,
+    "grpo-operator-trainers": 2,
+    "grpo-operator-engines": 2,
+}
+RESTARTS = 4  # in an hour raise GRPOJobRestartsOften
+
+
+@pytest.fixture(scope="module")
+def job(start: Start) -> JobView:
+    job = start("scraped", steps=100_000, restartPolicy={"backoffSeconds": 1})
+    wait_step(job, 3, 900)
+    return job
+
+
+@pytest.fixture(scope="module")
+def server(
+    kubeconfig: Path, chart_values: dict[str, Any], job: JobView, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    with prometheus_operator():
+        monitored = {"metrics": {"podMonitor": True, "prometheusRule": True, "dashboards": True}}
+        install_operator(kubeconfig, chart_values | monitored)
+        with prometheus(tmp_path_factory.mktemp("prometheus"), len(MONITORS)) as server:
+            yield server
+
+
+def test_all_pods_of_a_job_are_scraped(server: Prometheus, job: JobView) -> None:
+    targets = until("all targets are up", lambda: _all_up(server), 120)
+    pools: dict[str, int] = {}
+    for target in targets:
+        monitor = target["scrapePool"].split("/")[2]
+        pools[monitor] = pools.get(monitor, 0) + 1
+    assert pools == MONITORS
+
+
+def test_series_name_the_job(server: Prometheus, job: JobView) -> None:
+    """The operator's series keep the job's namespace, those of pods have its name as a label."""
+    own = f'namespace="{job.namespace}",name="{job.name}"'
+    (step,) = until("steps", lambda: server.query(f"grpo_job_step{{{own}}}"), 120)
+    assert float(step["value"][1]) >= 3
+    label = f'namespace="{job.namespace}",rl_grpo_dev_job="{job.name}"'
+    assert until("rewards", lambda: server.query(f'grpo_metric{{{label},name="critic/score/mean"}}'), 120)
+    assert len(server.query(f"grpo_weight_version{{{label}}}")) == 2
+
+
+@pytest.mark.fault(
+    row="1",
+    point="SIGKILL of a rank, four times",
+    witness="restarts counted; GRPOJobRestartsOften is firing in Prometheus and names the job",
+    bound="60 s after the fourth",
+    partial="the alert; nothing compared",
+)
+def test_an_alert_fires_for_a_job_that_restarts_often(server: Prometheus, job: JobView) -> None:
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
+    alerts = server.alerts()
+    assert set(alerts) == {rule["alert"] for group in rules for rule in group["rules"]}
+    assert [name for name, rule in alerts.items() if rule["state"] == "firing"] == []
+    for count in range(1, RESTARTS + 1):
+        _restart(job, count)
+    often = until("the alert fires", lambda: _firing(server, "GRPOJobRestartsOften"), 60)
+    assert [alert["labels"]["name"] for alert in often] == [job.name]
+    assert {rule["health"] for rule in server.alerts().values()} == {"ok"}
+
+
+def test_every_query_of_the_dashboards_has_data(server: Prometheus, job: JobView) -> None:
+    """Series of GPUs need GPUs, and rates two scrapes. The job has restarted, so it has recoveries."""
+    queries = _dashboard_queries(job)
+    here = [query for query in queries if "grpo_gpu_" not in query]
+    until("data of each query", lambda: not _empty(server, here), 150)
+    empty = _empty(server, queries)
+    print("no data:", empty)
+    share = 100 * (1 - len(empty) / len(queries))
+    record_from_test(
+        "experience",
+        {"dashboard_queries": len(queries), "dashboard_queries_with_data_pct": round(share, 1)},
+    )
+
+
+def _empty(server: Prometheus, queries: list[str]) -> list[str]:
+    return [query for query in queries if not server.query(query)]
+
+
+def _all_up(server: Prometheus) -> list[dict[str, Any]] | None:
+    targets = server.targets()
+    up = [target["health"] for target in targets] == ["up"] * sum(MONITORS.values())
+    return targets if up else None
+
+
+def _dashboard_queries(job: JobView) -> list[str]:
+    """Return the queries of all panels as Grafana asks them."""
+    values = {"$namespace": job.namespace, "$job": job.name, "$__rate_interval": "1m"}
+    queries = [panel.query for page in DASHBOARDS for panel in page.panels]
+    for variable, value in values.items():
+        queries = [query.replace(variable, value) for query in queries]
+    return queries
+
+
+def _firing(server: Prometheus, name: str) -> list[dict[str, Any]]:
+    return [alert for alert in server.alerts()[name]["alerts"] if alert["state"] == "firing"]
+
+
+def _restart(job: JobView, count: int) -> None:
+    """Kill a rank; return when ``count`` restarts are counted and the next step is finished."""
+    kill_rank(job)
+    until(f"restart {count}", lambda: report(job)["restarts"]["infrastructure"] >= count, 120)
+    wait_step(job, report(job)["step"] + 1, 300)

@@ -1,0 +1,1 @@
+"""Parquet files with the samples of each step."""
