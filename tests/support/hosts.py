@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,22 +40,25 @@ class _Space:
 
 
 class Host:
-    """A host with the address ``address``, at the interface eth0."""
+    """A host with the address ``address``, at the interface eth0. ``memory``: /dev/shm is its own."""
 
-    def __init__(self, switch: _Space, folder: Path, name: str, number: int) -> None:
+    def __init__(self, switch: _Space, folder: Path, name: str, number: int, memory: bool) -> None:
         self.address = f"{_NETWORK}.{number}"
         self._switch, self._port = switch, f"to-{name}"
         self._system = folder / name  # the kernel's view of the host's interfaces
         self._system.mkdir()
         names = folder / f"{name}.hosts"
         names.write_text(f"127.0.0.1 localhost\n{self.address} {os.uname().nodename}\n")
-        self._space = _Space(f"mount -t sysfs none {self._system} && mount --bind {names} /etc/hosts")
+        mounts = f"mount -t sysfs none {self._system} && mount --bind {names} /etc/hosts"
+        self._space = _Space(f"{mounts} && mount -t tmpfs none /dev/shm" if memory else mounts)
         ends = ["type", "veth", "peer", "name", "eth0", "netns", self._space.pid]
         switch.ip("link", "add", self._port, *ends)
         switch.ip("link", "set", self._port, "master", "switch", "up")
         self._space.ip("addr", "add", f"{self.address}/24", "dev", "eth0")
         for interface in ("eth0", "lo"):
             self._space.ip("link", "set", interface, "up")
+        # A route that leads nowhere: SGLang takes the source address of such a one for its own.
+        self._space.ip("route", "add", "default", "dev", "eth0")
         self._inside = ThreadPoolExecutor(4, initializer=self._enter)
 
     def command(self, *command: str) -> list[str]:
@@ -134,15 +137,18 @@ class Host:
 
 
 @contextmanager
-def hosts(*names: str) -> Iterator[list[Host]]:
-    """Make hosts that reach each other and nothing else."""
+def hosts(*names: str, memory: Collection[str] = ()) -> Iterator[list[Host]]:
+    """Make hosts that reach each other and nothing else.
+
+    ``memory``: those with a /dev/shm of their own, by which SGLang's ranks tell whether they share a host.
+    """
     switch, made = _Space(), list[Host]()
     with TemporaryDirectory() as folder:
         try:
             switch.ip("link", "add", "switch", "type", "bridge")
             switch.ip("link", "set", "switch", "up")
             for number, name in enumerate(names, 2):
-                made.append(Host(switch, Path(folder), name, number))
+                made.append(Host(switch, Path(folder), name, number, name in memory))
             yield made
         finally:
             for host in made:

@@ -170,7 +170,8 @@ def machines(
     """
     ours = [f"trainer-{number}" for number in range(len(ranks))]
     counts = [engine.get("hosts", 1) for engine in engines]
-    with hosts(*ours, *(f"engine-{number}" for number in range(sum(counts)))) as made:
+    theirs = [f"engine-{number}" for number in range(sum(counts))]
+    with hosts(*ours, *theirs, memory=theirs) as made:
         running, left = Machines(folder, made), iter(made)
         try:
             trainers = [(next(left), own) for own in ranks]

@@ -1,9 +1,25 @@
 """Processes with a memory limit of their own, as containers have; needs root. cgroup v1 and v2."""
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
+
+
+# A process that grows until the victim has ended.
+_GROWS = """
+import sys
+kept = []
+def lives():
+    try:
+        return open(f"/proc/{sys.argv[1]}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+while lives():
+    kept.append(b"1" * (4 << 20))
+"""
 
 
 class MemoryLimit:
@@ -23,6 +39,12 @@ class MemoryLimit:
     def command(self, command: str) -> list[str]:
         """Return the command line that runs ``command`` within the limit, under the same process id."""
         return ["bash", "-c", f"echo $$ > {self._folder}/cgroup.procs && exec {command}"]
+
+    def exhaust(self, victim: int) -> None:
+        """Use all of the memory beside process ``victim``, which the kernel prefers to kill, until it has."""
+        Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
+        command = self.command(f"{sys.executable} -c '{_GROWS}' {victim}")
+        subprocess.run(command, check=True, timeout=120)
 
     @property
     def kills(self) -> int:
