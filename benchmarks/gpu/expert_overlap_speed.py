@@ -23,7 +23,7 @@ from trainer_speed import rows_of
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.training.policy import PolicyModel

@@ -13,9 +13,10 @@ from trainer_speed import DeviceWeights
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
-from grpo_operator.api.v1alpha1.trainer import KernelChoice, OptimizerSpec, Precision
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching

@@ -12,7 +12,7 @@ from precision_data import Chain, batch_of
 from precision_figures import CURVE, HALVES
 from precision_gap import PROMPT, TOKENS, answers_of_engines
 
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights
 from grpo_worker.megatron.export.config import Quantization

@@ -32,7 +32,7 @@ from models import SEQUENCE, training_mfu_pct
 
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, row_weights
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import padded

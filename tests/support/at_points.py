@@ -31,7 +31,8 @@ BETWEEN, GENERATION, TRUNCATED = "between steps", "generation", "truncated check
 # In the forward pass: a rank that sleeps, one that is stopped, one whose C code keeps the lock of Python.
 HANG, FROZEN, LOCK = "hang", "frozen", "lock"
 COLLECTIVE = "collective"  # in which a rank never joins: that of the gradients' norm
-NAN, EXPONENT = "not a number", "exponent"  # of an element of a rank's own gradient
+# Of an element of a rank's own gradient: it is NaN, or the first bit of its exponent or its last bit is wrong.
+NAN, EXPONENT, LAST_BIT = "not a number", "exponent", "last bit"
 PAUSES = "pauses"  # of a rank, for four steps
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 BEFORE_MARKER, AFTER_MARKER = "before the marker", "after the marker"
@@ -163,6 +164,8 @@ class FaultyTrainer(TrainerWorker):
             spoiled.view(-1)[largest] = math.nan
         if self._fires(EXPONENT):
             spoiled.view(torch.int32).view(-1)[largest] ^= 1 << 30  # the first bit of its exponent
+        if self._fires(LAST_BIT):
+            spoiled.view(torch.int32).view(-1)[largest] ^= 1
         return spoiled
 
     def look_for_something(self) -> None:

@@ -26,10 +26,12 @@ from support.at_points import note
 from support.clocks import FakeClock
 from support.departing_job import RealRanks, main
 from support.loop_notes import note_attempts
+from support.objects import job
 from support.slow_process import slowed
 
 STRAGGLERS = {"factor": 2.0, "steps": 3}
 PAUSED_STEPS = 4
+CHECKED_STEPS = 8  # between checks of the gradients
 FULL_STEPS, READ_ONLY_SECONDS = 6, 20.0  # of the store of checkpoints
 HANG_SECONDS = 60  # a start, with its imports, must make progress within it on a busy machine
 
@@ -49,7 +51,8 @@ class FaultyRanks(RealRanks):
 
     def __init__(self, disk: Path, steps: int, store: dict[str, str] | None) -> None:
         policy = {"backoffSeconds": 1, "hangSeconds": HANG_SECONDS, "stragglers": STRAGGLERS}
-        super().__init__(disk, steps, store, restartPolicy=policy)
+        trainer = job()["spec"]["trainer"] | {"gradientCheck": {"everySteps": CHECKED_STEPS}}
+        super().__init__(disk, steps, store, restartPolicy=policy, trainer=trainer)
         self.clock = RealTime()
         self.before_generation = lambda version: self._kill(at_points.GENERATION, version + 1)
         note_attempts()

@@ -129,7 +129,8 @@ class Ranks:
     def _reference_log_probs(self, rows: SharedRows) -> Columns:
         return self._log_probs(rows)
 
-    def _update_actor(self, _rows: SharedRows, kl: float) -> dict[str, float]:
+    def _update_actor(self, _rows: SharedRows, kl: float, check: bool) -> dict[str, float]:
+        self._world.checks.append(check)
         self._world.before_update(self._world.updates)
         self._world.clock.time += 1.0
         self._world.updates += 1
@@ -304,6 +305,7 @@ class World:
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
+        self.checks: list[bool] = []  # of each update: whether its gradients are computed twice
         self.own_times = [OwnTime(1.0, 1.0)] * 2  # of each step, by rank
         self.checkpoint_bytes = 0  # that the ranks estimate for the first one
         self.writing: list[int] = []

@@ -5,19 +5,20 @@ One job has all faults, one after the other; it is compared with one that has no
 
 import pytest
 
-from support.at_points import COLLECTIVE, EXPONENT, FROZEN, HANG, LOCK, NAN, PAUSES, Fault
+from support.at_points import COLLECTIVE, EXPONENT, FROZEN, HANG, LAST_BIT, LOCK, NAN, PAUSES, Fault
 from support.disturbed_job import HANG_DETECTION, Run, run_with, survived
-from support.faulty_job import PAUSED_STEPS, STRAGGLERS
+from support.faulty_job import CHECKED_STEPS, PAUSED_STEPS, STRAGGLERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # eight starts of two ranks, and four hangs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # nine starts of two ranks, and four hangs
 HANGING = [Fault(LOCK, 2, 1), Fault(COLLECTIVE, 5, 0), Fault(HANG, 14, 0), Fault(FROZEN, 15, 1)]
 NOT_A_NUMBER, FLIPPED = Fault(NAN, 6, 1), Fault(EXPONENT, 7, 0)
+WRONG = Fault(LAST_BIT, CHECKED_STEPS, 1)
 SLOW = Fault(PAUSES, 9, 1)
 
 
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    faults = [*HANGING, NOT_A_NUMBER, FLIPPED, SLOW]
+    faults = [*HANGING, NOT_A_NUMBER, FLIPPED, WRONG, SLOW]
     return run_with(tmp_path_factory.mktemp("disturbed"), faults)
 
 
@@ -51,6 +52,19 @@ def test_gradients_that_are_no_numbers_or_too_large(disturbed: Run, undisturbed_
 
 
 @pytest.mark.fault(
+    row="wrong-gradient",
+    point="the last bit of an element of the last layer's gradient flips on one rank, in a step that "
+    "trainer.gradientCheck checks",
+    witness="file written in the backward pass; the end of the attempt names the rank",
+    bound="noticed in 15 s, before the weights change; interrupted step finished in 300 s",
+    compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
+)
+def test_a_gradient_that_is_wrong_and_finite(disturbed: Run, undisturbed_job: Run) -> None:
+    message = survived(WRONG, disturbed, undisturbed_job)
+    assert f"trainer ranks [{WRONG.rank}] computed the gradients of the same samples twice" in message
+
+
+@pytest.mark.fault(
     row="9",
     point="a rank is stopped for four fifths of the time in four steps",
     witness="pauses counted in each of the steps",
@@ -70,4 +84,4 @@ def test_a_rank_that_is_paused_is_named_and_costs_time_alone(disturbed: Run, und
 
 
 def test_every_other_fault_ended_one_attempt(disturbed: Run) -> None:
-    assert len(disturbed.ends) == len(HANGING) + 2
+    assert len(disturbed.ends) == len(HANGING) + 3

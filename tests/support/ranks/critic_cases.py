@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer

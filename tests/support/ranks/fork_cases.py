@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.checkpointing.store import complete
 from grpo_worker.megatron.optim.optimizer import Trainable, schedule_of
 from grpo_worker.model_files.config import model_config

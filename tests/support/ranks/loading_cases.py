@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.families.registry import family_of

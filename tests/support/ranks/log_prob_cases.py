@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.training.critic import CriticModel

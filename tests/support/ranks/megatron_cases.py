@@ -15,8 +15,8 @@ from grpo_operator.api.catalog.architectures import ARCHITECTURES
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_operator.api.v1alpha1.recompute import FULL
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model import hf_config
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel

@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.deterministic import require_deterministic
 from grpo_worker.megatron.model.build import initialize_parallel
@@ -25,6 +25,7 @@ def updates(
     layout: dict[str, int],
     overlap: bool,
     shard: int,
+    *,
     model: str = "deepseek_v3",
     offloads: bool = False,
     recompute: str = "none",
@@ -32,12 +33,13 @@ def updates(
     length: int = 32,
     uneven: bool = False,
     deterministic: bool = False,
+    check: bool = False,
 ) -> dict[str, Any]:
     """Take three optimizer steps of several micro-batches each.
 
     ``shard``: elements of a bucket that a rank keeps. ``length``: tokens of a row, which is a micro-batch.
     ``uneven``: rows are packed, and the last data-parallel rank has one row, so that micro-batches are empty.
-    ``deterministic``: as with spec.trainer.deterministic.
+    ``deterministic``: as with spec.trainer.deterministic. ``check``: compute each gradient twice.
     Returns the steps' metrics, the log-probabilities of the last weights, these weights, and how many buckets
     and unfinished gathers there were at the end.
     """
@@ -52,7 +54,8 @@ def updates(
     for step in range(3):
         data = {name: part[:rows] for name, part in own_rows(batch(step, length=length)).items()}
         zeros = torch.zeros_like(data["advantages"])
-        history.append(update(policy, data | {"old_log_probs": zeros - 4.0, "ref_log_prob": zeros - 4.1}))
+        columns = data | {"old_log_probs": zeros - 4.0, "ref_log_prob": zeros - 4.1}
+        history.append(update(policy, columns, check=check))
     groups = [
         group
         for ddp in policy.trainable.ddp

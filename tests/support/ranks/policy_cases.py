@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete_steps, directory
@@ -116,10 +116,14 @@ def log_probs(policy: PolicyModel, data: Batch, reference: bool = False) -> torc
 
 
 def update(
-    policy: PolicyModel, data: Batch, loss: PolicyLossConfig | None = None, kl: float = 0.01
+    policy: PolicyModel,
+    data: Batch,
+    loss: PolicyLossConfig | None = None,
+    kl: float = 0.01,
+    check: bool = False,
 ) -> dict[str, float]:
     """Take an optimizer step on a padded batch."""
-    return policy.update(own_part(policy, data), loss or PolicyLossConfig(), kl, 1.0)
+    return policy.update(own_part(policy, data), loss or PolicyLossConfig(), kl, 1.0, check)
 
 
 def own_part(policy: PolicyModel, data: Batch) -> RaggedBatch:

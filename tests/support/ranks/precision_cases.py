@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.megatron.checkpoint import rank_state, snapshot

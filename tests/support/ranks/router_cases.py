@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import initialize_parallel

@@ -185,8 +185,11 @@ class TrainerWorker(WeightMethods, CheckpointMethods, WatchMethods):
         ),
     )
     @OWN_TIME.phase("update")
-    def update_actor(self, batch: RaggedBatch, kl_coef: float) -> dict[str, float]:
-        """Take one optimizer step of the policy; return metrics of the whole mini-batch."""
+    def update_actor(self, batch: RaggedBatch, kl_coef: float, check: bool = False) -> dict[str, float]:
+        """Take one optimizer step of the policy; return metrics of the whole mini-batch.
+
+        ``check``: compute its gradients twice. Raises GradientMismatchError on ranks whose gradients differ.
+        """
         from grpo_worker.megatron.training.reductions import largest_memory
 
         algorithm = self._models.spec.algorithm
@@ -199,7 +202,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods, WatchMethods):
             algorithm.policy_loss,
             algorithm.entropy_coef,
         )
-        metrics = self._models.policy.update(self._routed(batch), loss, kl_coef, algorithm.temperature)
+        metrics = self._models.policy.update(self._routed(batch), loss, kl_coef, algorithm.temperature, check)
         return metrics | largest_memory()
 
     @register(Dispatch.ONE_TO_ALL)

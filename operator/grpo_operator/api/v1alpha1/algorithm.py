@@ -6,7 +6,7 @@ from pydantic import Field
 
 from grpo_operator.api.base import Model
 from grpo_operator.api.rules import Rule
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 
 
 class KlControl(Model):

@@ -9,11 +9,13 @@ from grpo_operator.api.base import Device, Model, Resources
 from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.activation_rules import OFFLOAD_RULES, RECOMPUTE_RULES
+from grpo_operator.api.v1alpha1.gradient_check import GRADIENT_CHECK_RULES, GradientCheckSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.moe_rules import MOE_RULES
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
@@ -32,24 +34,6 @@ class Precision(StrEnum):
 
     BF16 = "bf16"
     FP8_BLOCK128 = "fp8-block128"
-
-
-class OptimizerSpec(Model):
-    """Settings of AdamW, run by Megatron-Core's distributed optimizer."""
-
-    lr: float = Field(1e-6, ge=0, le=1, description="peak learning rate")
-    min_lr: float = Field(0.0, ge=0, le=1, description="learning rate at the end of the decay")
-    lr_warmup_steps: int = Field(0, ge=0, le=10**7, description="optimizer steps of linear warm-up")
-    lr_decay_style: Literal["constant", "linear", "cosine"] = Field(
-        "constant",
-        description="shape of the decay from the end of the warm-up to the last update of totalSteps",
-    )
-    weight_decay: float = Field(0.01, ge=0, le=1, description="decoupled weight decay")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
-    adam_beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
-    clip_grad: float = Field(
-        1.0, gt=0, le=1000, description="largest global gradient norm; larger gradients are scaled down"
-    )
 
 
 _PARALLELISM_RULES: tuple[Rule["ParallelismSpec"], ...] = (
@@ -170,7 +154,7 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
 class TrainerSpec(WithOverlay):
     """The training pool."""
 
-    rules = (*_TRAINER_RULES, *MOE_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES)
+    rules = (*_TRAINER_RULES, *MOE_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES, *GRADIENT_CHECK_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     spare_nodes: int = Field(
@@ -201,6 +185,9 @@ class TrainerSpec(WithOverlay):
         "checkpoint with the same samples has the same bits, at some cost of speed on GPUs (Megatron-Core: "
         "deterministic_mode). For the same samples, set the engines' deterministic too. On cpu every step is "
         "deterministic",
+    )
+    gradient_check: GradientCheckSpec | None = Field(
+        None, description="gradients that are computed twice, to find faulty GPUs; default: none are"
     )
     recompute: Literal["none", "selective", "full", "auto"] = Field(
         "full",

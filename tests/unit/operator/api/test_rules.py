@@ -78,6 +78,13 @@ CASES: dict[str, Changes] = {
         "trainer.maxTokensPerGpu": 2**20,
         "trainer.logProbMicroBatchSizePerGpu": 256,
     },
+    "checked gradients": {"trainer.gradientCheck": {"everySteps": 2}},
+    "checked gradients on GPUs": {"trainer.device": "cuda", "trainer.gradientCheck": {"everySteps": 2}},
+    "checked gradients that are deterministic": {
+        "trainer.device": "cuda",
+        "trainer.deterministic": True,
+        "trainer.gradientCheck": {"everySteps": 2},
+    },
     "long prompts": {"data.promptLength": 5000},
     "long prompts in a standing pool": {"data.promptLength": 5000, "rollout": {"poolRef": {"name": "x"}}},
     "files": FILES,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.megatron.optim.optimizer import schedule_of
 from support.objects import job, spec_of
 

@@ -1,6 +1,6 @@
 """Training on the batch of a step: log-probabilities, advantages, optimizer steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from grpo_worker.controller.training.parity import (
 from grpo_worker.controller.training.stragglers import StragglerWatch
 from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch
+from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch, SharedRows
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
@@ -148,12 +148,22 @@ class BatchTrainer:
                 metrics |= _mean([self._trainers.call("update_critic", rows) for rows in steps])
         if algorithm.critic is None or step > algorithm.critic.warmup_steps:
             with timer.phase("update_actor"):
-                kl = self.kl.value
-                metrics |= _mean([self._trainers.call("update_actor", rows, kl) for rows in steps])
+                metrics |= self._update_actor(step, steps)
         every = algorithm.refresh_reference_steps
         if every and step % every == 0:
             self._trainers.call("refresh_reference")
         return metrics
+
+    def _update_actor(self, step: int, steps: Sequence[SharedRows]) -> dict[str, float]:
+        wanted = self._spec.trainer.gradient_check
+        check = wanted is not None and wanted.due(step)
+        metrics = _mean(
+            [
+                self._trainers.call("update_actor", rows, self.kl.value, check and number == 0)
+                for number, rows in enumerate(steps)
+            ]
+        )
+        return metrics | ({"actor/gradients_checked": 1.0} if check else {})
 
     def _weights(self, shared: SharedBatch) -> np.ndarray:
         """Return the weight of each row's tokens in the loss of its optimizer step, float32 [rows]."""

@@ -5,6 +5,7 @@ weights are gathered while the host prepares the next pass, and while that compu
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,19 @@ SHARD = 2**25
 # On CPUs collectives would take the cores of the passes. Besides, with torch 2.14 a process that has several
 # collectives of gloo under way ends with a corrupted heap in one of about a thousand steps.
 OVERLAP = torch.cuda.is_available()
+
+
+@dataclass(frozen=True, slots=True)
+class GradientBucket:
+    """Gradients that are reduced together: ``ranks`` equal shards.
+
+    After the backward passes the shard of rank ``own`` has the sum over all ranks, and the other shards have
+    what this rank computed.
+    """
+
+    values: torch.Tensor
+    ranks: int
+    own: int
 
 
 class DataParallel:
@@ -48,6 +62,13 @@ class DataParallel:
         for ddp in self.wrapped:
             yield from ddp.buffers
             yield from ddp.expert_parallel_buffers
+
+    def gradient_buckets(self) -> Iterator[GradientBucket]:
+        """Return the buckets in which gradients are reduced."""
+        for buffer in self.buffers():
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                yield GradientBucket(bucket.grad_data, group.size(), group.rank())
 
     def begin(self) -> None:
         """Prepare the backward passes of an optimizer step: zero the gradients."""

@@ -10,10 +10,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from pydantic.alias_generators import to_camel
 
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtype, OptimizerDtypes
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.optim import precision_aware
-from grpo_worker.megatron.optim.data_parallel import DataParallel
+from grpo_worker.megatron.optim.data_parallel import DataParallel, GradientBucket
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.profiling.progress import PROGRESS
 
@@ -71,8 +71,16 @@ class Trainable:
         """Prepare the backward passes of an optimizer step: zero the gradients."""
         self.weights.acquire(finished=False)
         self._gradients.acquire()
+        self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        """Prepare for backward passes whose gradients replace those of other ones."""
         self._parallel.begin()
         self.optimizer.zero_grad()
+
+    def gradient_buckets(self) -> Iterator[GradientBucket]:
+        """Return the buckets of the gradients, which are on the device between ``begin`` and ``step``."""
+        return self._parallel.gradient_buckets()
 
     def step(self) -> dict[str, float]:
         """Update the weights; return the gradient norm and the learning rate of this step."""

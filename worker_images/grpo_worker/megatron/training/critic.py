@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.algorithms.losses import value_loss
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import MicroBatch

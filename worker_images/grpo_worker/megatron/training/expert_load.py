@@ -1,6 +1,7 @@
 """Balance of the routers' expert choices, over all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class ExpertLoad:
         self._tokens: dict[int, torch.Tensor] = {}
         self._biases: dict[int, torch.Tensor] = {}
         self._shape = (config.num_layers, config.num_moe_experts or 0)
+        self._paused = False
         for chunk in chunks:
             for layer in chunk.decoder.layers:
                 router = getattr(layer.mlp, "router", None)
@@ -40,7 +42,7 @@ class ExpertLoad:
             self._biases[layer] = bias
 
         def count(module: Any, inputs: Any, outputs: Any) -> None:
-            if module.training and torch.is_grad_enabled():
+            if module.training and torch.is_grad_enabled() and not self._paused:
                 weights, chosen = outputs[0].detach(), outputs[1]
                 real = ~inputs[1].reshape(-1, 1)
                 self._counts[layer] += (chosen & real).sum(0)
@@ -48,6 +50,13 @@ class ExpertLoad:
                 self._tokens[layer] += real.sum()
 
         router.register_forward_hook(count)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing in the passes inside."""
+        self._paused = True
+        yield
+        self._paused = False
 
     def collect(self) -> dict[str, float]:
         """Return the figures since the last call, the same on every rank. Collective.

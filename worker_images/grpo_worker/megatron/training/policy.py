@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, kl_estimate, policy_loss
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import Batch, MicroBatch
@@ -15,6 +15,7 @@ from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.optim.optimizer import Trainable, frozen_weights
 from grpo_worker.megatron.training.expert_load import ExpertLoad
+from grpo_worker.megatron.training.gradient_check import GradientCheck
 from grpo_worker.megatron.training.mtp import FACTOR, MultiTokenPrediction
 from grpo_worker.megatron.training.reductions import row_sum
 from grpo_worker.megatron.training.router_replay import RoutingReplay
@@ -154,14 +155,20 @@ class PolicyModel:
             self._replay.clear()
 
     def update(
-        self, batch: RaggedBatch, loss: PolicyLossConfig, kl_coef: float, temperature: float
+        self,
+        batch: RaggedBatch,
+        loss: PolicyLossConfig,
+        kl_coef: float,
+        temperature: float,
+        check: bool = False,
     ) -> dict[str, float]:
         """Take one optimizer step on this data-parallel rank's share of a mini-batch.
 
         batch: response columns, fp32: old_log_probs, advantages; with a KL loss ref_log_prob; with rollout
         correction rollout_is_weights. Row column: weights (of the *global* mini-batch). Only the last
-        pipeline stage reads them.
-        Returns metrics summed over the global mini-batch, the same on every rank.
+        pipeline stage reads them. ``check``: compute the gradients twice and compare them.
+        Returns metrics summed over the global mini-batch, the same on every rank. Raises
+        GradientMismatchError on ranks whose gradients differ.
         """
 
         def losses(logits: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,12 +183,13 @@ class PolicyModel:
             return total + FACTOR * mtp_loss, torch.cat([figures, mtp_loss.detach()[None]])
 
         names = _NAMES if self._mtp is None else (*_NAMES, "mtp_loss")
+        checked = GradientCheck(self.trainable, self._expert_load) if check else None
         # The modules' forward passes wait for their weights; the broadcast reads them before.
         with self.trainable.weights.on_device(finished=self._mtp is not None):
             if self._mtp is not None:
                 self._mtp.broadcast_embedding()
             metrics = self._replayed(
-                lambda context: self._runner.update(self.trainable, batch, losses, names, context)
+                lambda context: self._runner.update(self.trainable, batch, losses, names, context, checked)
             )
         return {f"actor/{name}": value for name, value in metrics.items()} | self._expert_load.collect()
 

@@ -22,6 +22,7 @@ from grpo_worker.megatron.model.activation_offload import activations_offloaded
 from grpo_worker.megatron.model.build import device
 from grpo_worker.megatron.model.overlap import hand_mask
 from grpo_worker.megatron.optim.optimizer import Trainable
+from grpo_worker.megatron.training.gradient_check import GradientCheck
 from grpo_worker.megatron.training.reductions import summed
 from grpo_worker.profiling.progress import PROGRESS
 
@@ -153,12 +154,13 @@ class Runner:
         function: UpdateFunction,
         names: Sequence[str],
         context: ForwardContext = no_context,
+        check: GradientCheck | None = None,
     ) -> dict[str, float]:
         """Take one optimizer step on this data-parallel rank's rows. Collective.
 
         ``function`` returns the loss of a micro-batch and, detached, its figures ``names``; both are sums
         over this rank's tokens, weighted as in the global mini-batch. Returns the figures of the global
-        mini-batch, grad_norm and lr.
+        mini-batch, grad_norm and lr. ``check``: compute the gradients twice; raises GradientMismatchError.
         """
         trainable.begin()
         micro = self.micro_batches(batch)
@@ -171,7 +173,13 @@ class Runner:
             sums.append(figures)
             return loss * scale
 
+        if check is not None:
+            with check.first_passes():
+                self.run(trainable.ddp, micro, losses, False, context)
+            sums.clear()
         self.run(trainable.ddp, micro, losses, False, context)
+        if check is not None:
+            check.compare()
         return summed(sums, names) | trainable.step()
 
     def run(
