@@ -31,7 +31,7 @@ BETWEEN, GENERATION, TRUNCATED = "between steps", "generation", "truncated check
 # In the forward pass: a rank that sleeps, one that is stopped, one whose C code keeps the lock of Python.
 HANG, FROZEN, LOCK = "hang", "frozen", "lock"
 COLLECTIVE = "collective"  # in which a rank never joins: that of the gradients' norm
-# Of an element of a rank's own gradient: it is NaN, or the first bit of its exponent or its last bit is wrong.
+# Of an element of a rank's own gradient: NaN, or the first bit of its exponent or its last bit is changed.
 NAN, EXPONENT, LAST_BIT = "not a number", "exponent", "last bit"
 PAUSES = "pauses"  # of a rank, for four steps
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"

@@ -19,9 +19,9 @@ def wrong_gradient(layout: dict[str, int], rank: int | None, passes: int = 1) ->
     policy, raised, left = make(layout), list[str](), [passes if rank == dist.get_rank() else 0]
     compare = GradientCheck.compare
 
-    def noted(check: GradientCheck) -> None:
+    def noted(self: GradientCheck) -> None:
         try:
-            compare(check)
+            compare(self)
         except GradientMismatchError as error:
             raised.append(str(error))
 

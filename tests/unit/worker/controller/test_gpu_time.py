@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_devcluster.results import record_from_test
 from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.metrics.gpu_time import LOST, GpuAccount, Use
 from support.clocks import FakeClock
@@ -22,17 +23,24 @@ _CHANGES = st.one_of(
 )
 
 
-@given(st.integers(1, 512), st.integers(0, 512), st.lists(st.tuples(st.integers(0, 10**12), _CHANGES)))
-def test_the_parts_add_up_exactly(trainers: int, engines: int, changes: list[Any]) -> None:
-    account, wall = GpuAccount(trainers, engines), 0
-    for nanoseconds, (change, value) in changes:
-        account.add(nanoseconds)
-        wall += nanoseconds
-        getattr(account, change)(value)
-        account = _reloaded(account, trainers, engines) if change == "stops" else account
-    assert sum(account.total.values()) == wall * (trainers + engines)
-    assert sum(account.lost.values()) == sum(account.total[use] for use in LOST)
-    assert min([*account.total.values(), *account.lost.values(), 0]) == 0
+def test_the_parts_add_up_exactly() -> None:
+    errors: list[int] = []
+
+    @given(st.integers(1, 512), st.integers(0, 512), st.lists(st.tuples(st.integers(0, 10**12), _CHANGES)))
+    def account_of(trainers: int, engines: int, changes: list[Any]) -> None:
+        account, wall = GpuAccount(trainers, engines), 0
+        for nanoseconds, (change, value) in changes:
+            account.add(nanoseconds)
+            wall += nanoseconds
+            getattr(account, change)(value)
+            account = _reloaded(account, trainers, engines) if change == "stops" else account
+        errors.append(abs(sum(account.total.values()) - wall * (trainers + engines)))
+        assert errors[-1] == 0
+        assert sum(account.lost.values()) == sum(account.total[use] for use in LOST)
+        assert min([*account.total.values(), *account.lost.values(), 0]) == 0
+
+    account_of()
+    record_from_test("reliability", {"goodput_identity_error": max(errors), "goodput_cases": len(errors)})
 
 
 def _reloaded(account: GpuAccount, trainers: int, engines: int) -> GpuAccount:
