@@ -18,6 +18,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, weight_reader
 from grpo_worker.megatron.export import files as export_files
+from grpo_worker.megatron.export import place as export_place
 from grpo_worker.megatron.export.exporter import ExportError, begin_export
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
@@ -143,7 +144,7 @@ def on_a_slow_store(root: str, layout: dict[str, int]) -> list[list[int]]:
     if rank:
         threading.Thread(target=_answer, args=(request, thread), daemon=True).start()
     save = save_slowly if rank == 0 else save_file
-    with patch.object(export_files, "FILE_BYTES", 150_000), patch.object(export_files, "save_file", save):
+    with patch.object(export_files, "FILE_BYTES", 150_000), patch.object(export_place, "save_file", save):
         export(Path(root), hf, chunks, family_of(hf))
     return stuck
 

@@ -101,7 +101,7 @@ class CheckpointMethods:
         )
         with self._models.policy.trainable.weights.on_device():
             self._export = begin_export(
-                Path(path),
+                store_path(self._models.spec.checkpoint.store, path),
                 self._models.hf,
                 self._models.policy.chunks,
                 self._models.policy.family,

@@ -16,16 +16,6 @@ OBJECT_STORE_RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         lambda job: job.checkpoint.store.uri is None or job.checkpoint.resume_from is None,
     ),
     Rule(
-        "!has(self.checkpoint.store.uri)"
-        " || !(has(self.checkpoint.exportEverySteps) || self.checkpoint.exportAtEnd)",
-        "checkpoint.store.uri excludes checkpoint.exportEverySteps and exportAtEnd, which write to a file"
-        " system: remove them, or use a store of kind pvc or path",
-        lambda job: (
-            job.checkpoint.store.uri is None
-            or not (job.checkpoint.export_every_steps or job.checkpoint.export_at_end)
-        ),
-    ),
-    Rule(
         "!has(self.checkpoint.store.uri) || self.staleness.maxVersionLag == 0",
         "checkpoint.store.uri requires staleness.maxVersionLag 0: samples that are generated ahead are kept"
         " in a file system: use a store of kind pvc or path",

@@ -24,6 +24,7 @@ _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
 _BF16 = 2
+_EXPORT_FILE = 2 * 2**30  # bytes of a file of an export, which is encoded in memory before it is uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class HostMemory:
     """Bytes of one container each.
 
     ``trainer``: the ranks of a training pod, of which ``moved`` is what is offloaded, ``saving`` a checkpoint
-    that is written, ``exporting`` the weights of an export that is written beside steps, ``copies`` the
-    memory tier's snapshots of its own ranks, ``staged`` weight versions.
+    that is written, ``exporting`` the weights of an export that is written beside steps, and its files that
+    are uploaded, ``copies`` the memory tier's snapshots of its own ranks, ``staged`` weight versions.
     ``trainer_agent``: that pod's agent, with the snapshots of other ranks. ``engine``: an engine's server in
     one pod, of which ``experts`` are a step's routed experts. ``agent``: a rollout agent, with a whole
     version if it is to apply deltas or read over NIXL. ``shared``: /dev/shm of a training pod, of which
@@ -66,6 +67,8 @@ def host_memory(
     rounded = ranks * (PINNED - 1) * max(stage.copied for stage in stages)
     saving = ranks * max(stage.saved + stage.chunks for stage in stages)
     exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
+    if spec.checkpoint.store.uri and (spec.checkpoint.export_every_steps or spec.checkpoint.export_at_end):
+        exporting += ranks * _EXPORT_FILE
     tier = spec.checkpoint.memory
     snapshots = agent_memory.snapshots_of_pod(spec, stages)
     copies = agent_memory.written_by_ranks(snapshots)

@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_operator.api.catalog.architectures import architecture
+from grpo_worker.checkpointing.exports import complete_exports
 from grpo_worker.megatron.export import files as export_files
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import exported_config
-from grpo_worker.megatron.export.files import FileWriter, write_index
+from grpo_worker.megatron.export.files import FileWriter, index_of
+from grpo_worker.megatron.export.place import place_of
 from grpo_worker.model_files.names import FP8_CONFIG, INDEX
 
 # As in the directories of DeepSeek-V3 and Qwen3, and what else is found there.
@@ -52,18 +54,23 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_files, "FILE_BYTES", 1000)
-    writer = FileWriter(tmp_path, 3, ThreadPoolExecutor(1), beside=False)
+    target = tmp_path / "export" / "step-00000001"
+    place = place_of(target, 2)
+    place.begin(lambda folder: None)
+    writer = FileWriter(place, 3, ThreadPoolExecutor(1), beside=False)
     added = [{f"{n}": torch.full((100,), n), f"{n}_scale_inv": torch.ones(10)} for n in range(5)]
     added.insert(2, {"large": torch.arange(500)})
     for tensors in added:
         writer.add(tensors)
     writer.flush()
     assert writer.report.failure is None
-    write_index(tmp_path, writer.report.tensors)
-    index = json.loads((tmp_path / INDEX).read_text())
+    assert not complete_exports(target.parent)
+    place.complete({INDEX: index_of(writer.report.tensors)})
+    assert complete_exports(target.parent) == {1}
+    index = json.loads((target / INDEX).read_text())
     names = sorted(set(index["weight_map"].values()))
-    files = {name: load_file(tmp_path / name) for name in names}
-    assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == names
+    files = {name: load_file(target / name) for name in names}
+    assert sorted(f.name for f in target.glob("*.safetensors")) == names
     assert names[0] == "model-00003-00000.safetensors"
     sizes = [sum(t.nbytes for t in file.values()) for file in files.values()]
     assert index["metadata"]["total_size"] == sum(sizes)
@@ -76,15 +83,17 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
 
 
 def test_a_failed_writer_keeps_its_error_and_stops(tmp_path: Path) -> None:
-    writer = FileWriter(tmp_path / "gone", 1, ThreadPoolExecutor(1), beside=False)
+    place = place_of(tmp_path / "export" / "step-00000001", 0)
+    writer = FileWriter(place, 1, ThreadPoolExecutor(1), beside=False)
     writer.add({"a": torch.ones(1)})
     writer.flush()
-    assert writer.failed
-    (tmp_path / "gone").mkdir()
+    assert writer.failed, "the place was not begun"
+    place.begin(lambda folder: None)
     writer.add({"b": torch.ones(1)})
     writer.flush()
     assert "rank 1 cannot write" in str(writer.report.failure) and writer.report.tensors == {}
-    assert list((tmp_path / "gone").iterdir()) == []
+    (building,) = (tmp_path / "export").iterdir()
+    assert list(building.iterdir()) == []
 
 
 def test_config_json_describes_the_files() -> None:

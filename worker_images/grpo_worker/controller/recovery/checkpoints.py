@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.checkpointing.exports import EXPORTS, complete_exports
 from grpo_worker.checkpointing.fork import Fork
 from grpo_worker.checkpointing.store import (
     complete_steps,
@@ -57,7 +58,7 @@ class RunCheckpoints:
         self._fork = fork
         self._spec = spec.checkpoint
         self._root = folder.store / "checkpoints"
-        self._exports = folder.disk / "export"  # no job with an object store has any
+        self._exports = folder.store / EXPORTS
         self._trainers = trainers
         self._scheduler = scheduler
         self._board = board
@@ -115,8 +116,7 @@ class RunCheckpoints:
         self._room.attempt = self._trainers.attempt
         self._room.look()
         self._snapshots = [restored.step]
-        names = [path.name for path in self._exports.glob("step-*") if not path.suffix]
-        self._exported = {int(name.removeprefix("step-")) for name in names}
+        self._exported = complete_exports(self._exports)
         self._export_if_due(restored.step)  # the attempt before may have ended while it was written
         return restored
 

@@ -9,60 +9,39 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from grpo_worker.checkpointing.store import MARKER, PIECES, DamagedCheckpointError
+from grpo_worker.common.object_stream import ObjectStream
 from grpo_worker.common.store_path import patiently
 
 if TYPE_CHECKING:
     from upath import UPath
 
-_PART = 32 << 20  # bytes of a request; S3 takes up to 10,000 parts of a file
 _AHEAD_BYTES = 256 << 20  # of pieces that are read before their turn
 _THREADS = 4
 _Span = tuple[int, int]  # first byte and length of a piece
 
 
-class _Upload:
-    """Stream into an object, which appears when all of it is there."""
+class _Upload(ObjectStream):
+    """Stream that notes the digest of each piece. ``pieces``: first byte, length and digest."""
 
     def __init__(self, file: "UPath") -> None:
-        self._stream = file.fs.open(file.path, "wb", block_size=_PART)
+        super().__init__(file)
         self._digest = hashlib.sha256()
-        self.pieces: list[tuple[int, int, str]] = []  # first byte, length and digest
-        self.problem: OSError | None = None
+        self.pieces: list[tuple[int, int, str]] = []
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        try:
-            for start in range(0, len(view), _PART):
-                self._stream.write(view[start : start + _PART])
-        except OSError as error:
-            self.problem = error
-            raise
-        self._digest.update(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return int(self._stream.tell())
-
-    def flush(self) -> None: ...
+        written = super().write(data)
+        self._digest.update(data)
+        return written
 
     def end_piece(self) -> None:
         """Note the digest of what was written since the piece before."""
         start = sum(self.pieces[-1][:2]) if self.pieces else 0
         self.pieces.append((start, self.tell() - start, self._digest.hexdigest()))
         self._digest = hashlib.sha256()
-
-    def complete(self) -> None:
-        self._stream.close()
-
-    def discard(self) -> None:
-        """Give the upload up. Parts that cannot be removed now are removed with the checkpoint."""
-        self._stream.closed = True  # else its destructor would complete it
-        with suppress(OSError):
-            self._stream.discard()
 
 
 def upload(file: "UPath", pieces: Sequence[Callable[[Any], Any]]) -> list[Any]:

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import re
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,14 +9,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.exports import CONFIG
+from grpo_worker.common.store_path import StorePath
 from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import Quantization, exported_config
-from grpo_worker.megatron.export.files import FileWriter, WriteReport, write_index
+from grpo_worker.megatron.export.files import FileWriter, WriteReport, index_of
+from grpo_worker.megatron.export.place import ExportPlace, place_of
 from grpo_worker.megatron.export.tensors import stored, whole_tensors
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.host_sync.notes import leave, read, take
+from grpo_worker.model_files.names import INDEX
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.progress import PROGRESS
 
@@ -30,7 +31,7 @@ class ExportError(UnwritableStoreError):
 
 
 def begin_export(
-    target: Path,
+    target: StorePath,
     hf: dict[str, Any],
     chunks: Sequence[Any],
     family: Family,
@@ -50,12 +51,15 @@ def begin_export(
     with ExportError on every rank when any of them cannot write. ``attempt``: of the job whose folder
     ``target`` is in; ranks of an older one, which may still write, cannot complete theirs.
     """
-    place = _Place(target, f"export/{next(_NUMBERS)}", attempt)
+    place = place_of(target, attempt)
+    together = _Together(f"export/{next(_NUMBERS)}", str(target))
     thread = ThreadPoolExecutor(1, thread_name_prefix="export")
-    prepared = thread.submit(place.prepare, hf, source)
+    prepared = thread.submit(
+        together.on_first_rank, "folder", lambda: place.begin(lambda to: write_companions(to, hf, source))
+    )
     if not beside:
         join(prepared)  # so that a missing file is reported early
-    writer = FileWriter(place.building, dist.get_rank(), thread, beside)
+    writer = FileWriter(place, dist.get_rank(), thread, beside)
     for name, tensor in whole_tensors(chunks, family):
         if not writer.failed:  # a failed rank must still take part in gathering
             writer.add(stored(name, tensor, quantization))
@@ -68,34 +72,23 @@ def begin_export(
 
     def finish() -> None:
         prepared.result()
-        place.finish(writer.report, config)
+        together.finish(place, writer.report, config)
 
     ended = thread.submit(finish)
     thread.shutdown(wait=False)
     return ended
 
 
-class _Place:
-    """Directory of one export, which the ranks' threads write. ``key``: names it, the same on all ranks."""
+class _Together:
+    """What the threads of all ranks do together in one export. ``key``: names it, the same on all ranks."""
 
-    def __init__(self, target: Path, key: str, attempt: int) -> None:
-        self._target, self._key, self._attempt = target, key, attempt
-        self.building = target.with_name(f"{target.name}.attempt-{attempt}.incomplete")
+    def __init__(self, key: str, target: str) -> None:
+        self._key, self._target = key, target
 
-    def prepare(self, hf: dict[str, Any], source: Path | None) -> None:
-        """Create the directory on rank 0, with the small files; the other ranks wait until it exists."""
-        self._on_first_rank("folder", lambda: self._begin(hf, source))
-
-    def _begin(self, hf: dict[str, Any], source: Path | None) -> None:
-        """Create the folder and write the small files first, so that a missing one is reported early."""
-        for left in self._target.parent.glob(f"{self._target.name}.*incomplete"):
-            if _attempt_of(left) <= self._attempt:
-                shutil.rmtree(left, ignore_errors=True)
-        self.building.mkdir(parents=True)
-        write_companions(self.building, hf, source)
-
-    def finish(self, report: WriteReport, config: Callable[[Collection[str]], dict[str, Any]]) -> None:
-        """Complete the directory on rank 0 when all ranks have written; the others wait for that."""
+    def finish(
+        self, place: ExportPlace, report: WriteReport, config: Callable[[Collection[str]], dict[str, Any]]
+    ) -> None:
+        """Complete the export on rank 0 when all ranks have written; the others wait for that."""
         rank = dist.get_rank()
         if rank:
             leave(f"{self._key}/report/{rank}", report.to_json())
@@ -107,19 +100,15 @@ class _Place:
             try:
                 _raise_failure(reports)
                 tensors = {name: entry for each in reports for name, entry in each.tensors.items()}
-                write_index(self.building, tensors)
                 text = json.dumps(config(tensors), indent=1, sort_keys=True)
-                (self.building / "config.json").write_text(text)
-                attempts.check(self._target.parent.parent, self._attempt)
-                shutil.rmtree(self._target, ignore_errors=True)
-                self.building.rename(self._target)
+                place.complete({INDEX: index_of(tensors), CONFIG: text})
             except (OSError, UnwritableStoreError):
-                shutil.rmtree(self.building, ignore_errors=True)  # incomplete files would fill the store
+                place.discard()
                 raise
 
-        self._on_first_rank("result", complete)
+        self.on_first_rank("result", complete)
 
-    def _on_first_rank(self, stage: str, action: Callable[[], None]) -> None:
+    def on_first_rank(self, stage: str, action: Callable[[], None]) -> None:
         """Run an action on rank 0; the others wait for it, and all raise ExportError when it fails."""
         key = f"{self._key}/{stage}"
         if dist.get_rank() == 0:
@@ -132,12 +121,6 @@ class _Place:
                 leave(key, "")
         if problem := read(key):
             raise ExportError(*json.loads(problem))
-
-
-def _attempt_of(building: Path) -> int:
-    """Return the attempt whose ranks write an export; 0: that of an earlier version."""
-    found = re.search(r"\.attempt-(\d+)\.incomplete$", building.name)
-    return int(found[1]) if found else 0
 
 
 def _raise_failure(reports: Sequence[WriteReport]) -> None:

@@ -4,15 +4,12 @@ import json
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from grpo_worker.common.store_problems import errno_of
-from grpo_worker.model_files.names import INDEX
+from grpo_worker.megatron.export.place import ExportPlace
 from grpo_worker.profiling.background import join
-from grpo_worker.profiling.counted_file import growing
 
 FILE_BYTES = 2 * 2**30
 
@@ -45,10 +42,10 @@ class FileWriter:
     A failure is recorded in ``report``, not raised, because other ranks still gather tensors with this one.
     """
 
-    def __init__(self, folder: Path, rank: int, thread: Executor, beside: bool) -> None:
+    def __init__(self, place: ExportPlace, rank: int, thread: Executor, beside: bool) -> None:
         """``beside``: all files may wait in memory; else one is written before the next one is filled."""
         self.report = WriteReport()
-        self._folder, self._rank = folder, rank
+        self._place, self._rank = place, rank
         self._thread, self._beside = thread, beside
         self._pending: dict[str, torch.Tensor] = {}
         self._files = 0
@@ -69,9 +66,9 @@ class FileWriter:
         """Hand the pending tensors over to the thread, which writes them to a file."""
         if not self._pending or self.failed:
             return
-        name = f"model-{self._rank:05d}-{self._files:05d}.safetensors"
-        self._files += 1
+        name = self._place.file_name(self._rank, self._files)
         written = self._thread.submit(self._write, name, self._pending)
+        self._files += 1
         self._pending = {}
         if not self._beside:
             join(written)
@@ -80,25 +77,24 @@ class FileWriter:
         if self.failed:
             return
         try:
-            with growing(self._folder / name):
-                save_file(tensors, self._folder / name, metadata={"format": "pt"})
+            self._place.write(name, tensors)
         except Exception as error:  # noqa: BLE001 - safetensors has its own type for a full disk
             self.report.errno = errno_of(error)
             self.report.failure = (
-                f"rank {self._rank} cannot write {self._folder / name} ({error}): "
-                "free or add space, and check that the pods may write there"
+                f"rank {self._rank} cannot write {name} ({error}): free or add space, and check that the "
+                "pods may write there"
             )
         else:
             self.report.tensors |= {key: (name, value.nbytes) for key, value in tensors.items()}
 
 
-def write_index(folder: Path, tensors: dict[str, tuple[str, int]]) -> None:
-    """Write the index of all ranks' files. ``tensors``: tensor -> (file, bytes)."""
+def index_of(tensors: dict[str, tuple[str, int]]) -> str:
+    """Return the index of all ranks' files as JSON. ``tensors``: tensor -> (file, bytes)."""
     index = {
         "metadata": {"total_size": sum(size for _, size in tensors.values())},
         "weight_map": {name: file for name, (file, _) in sorted(tensors.items())},
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=1))
+    return json.dumps(index, indent=1)
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> int:
