@@ -13,9 +13,13 @@ _HERE = Path(__file__).parent
 
 
 def start(
-    folder: Path, steps: int, store: dict[str, Any] | None = None, program: str = "departing_job", **more: str
-) -> "subprocess.Popen[str]":
-    """Start a program of this folder. ``more``: variables of its environment."""
+    folder: Path, steps: int, store: dict[str, Any] | None = None, program: str = "departing_job",
+    name: str = "job", changes: dict[str, Any] | None = None, **more: str,
+) -> "subprocess.Popen[str]":  # fmt: skip
+    """Start a program of this folder.
+
+    ``name``: of the job's folder. ``changes``: of its spec. ``more``: variables of the environment.
+    """
     paths = [str(_HERE.parent), os.environ.get("PYTHONPATH", ""), *sys.path]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -24,8 +28,9 @@ def start(
     } | more  # fmt: skip
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     given = ["--store", json.dumps(store)] if store else []
+    given += ["--changes", json.dumps(changes)] if changes else []
     return subprocess.Popen(
-        [sys.executable, str(_HERE / f"{program}.py"), str(folder / "job"), str(steps), *given],
+        [sys.executable, str(_HERE / f"{program}.py"), str(folder / name), str(steps), *given],
         env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 

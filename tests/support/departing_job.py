@@ -1,16 +1,17 @@
 """A real controller's loop with real ranks, as a process that can get SIGTERM; only engines are stand-ins.
 
-    python departing_job.py FOLDER STEPS [--store STORE] [--cluster ADDRESS NODE]
+    python departing_job.py FOLDER STEPS [--store STORE] [--changes SPEC] [--cluster ADDRESS NODE]
 
 joins the Ray cluster at ADDRESS through its node with the IP address NODE, or starts one of its own. It
 prints a line when it generates for a step, and when ranks begin an update. Raises at once if Ray is missing.
-STORE: checkpoint.store as JSON; default: the folder.
+STORE: checkpoint.store as JSON; default: the folder. SPEC: fields of the job's spec as JSON.
 """
 
 import argparse
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,21 @@ import ray
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.training.gang import TrainerGang
+from support.clocks import FakeClock
 from support.loop_world import World
 from support.objects import job
 
 RANKS = 2
+
+
+class RealTime(FakeClock):
+    """The machine's clock; engines, which take no time, add to ``time`` for nothing."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class RealRanks(World):
@@ -32,6 +44,7 @@ class RealRanks(World):
         # The stand-in engines invent their log-probabilities.
         algorithm = job()["spec"]["algorithm"] | {"maxLogProbGap": 100}
         super().__init__(disk, steps, algorithm=algorithm, **changes)
+        self.clock = RealTime()
         if store is not None:
             checkpoint = self.spec.wire()["checkpoint"] | {"store": store, "everySteps": 2}
             self.spec = GRPOJobSpec.model_validate(self.spec.wire() | {"checkpoint": checkpoint})
@@ -57,10 +70,11 @@ def main(kind: type[RealRanks] = RealRanks) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("steps", type=int)
     parser.add_argument("--store", type=json.loads)
+    parser.add_argument("--changes", type=json.loads, default={})
     parser.add_argument("--cluster", nargs=2)
     args = parser.parse_args()
     _start_ray(args.cluster)
-    world = kind(args.folder, args.steps, args.store)
+    world = kind(args.folder, args.steps, args.store, **args.changes)
     world.departure.listen()
     try:
         world.run()

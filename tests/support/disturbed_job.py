@@ -51,7 +51,7 @@ class Run:
 def run_with(folder: Path, faults: list[Fault]) -> Run:
     """Run the job to its end."""
     write_faults(folder / "faults", faults)
-    process = start(folder, STEPS, None, "faulty_job", **{FOLDER: str(folder / "faults")})
+    process = start(folder, STEPS, None, "faulty_job", changes=None, **{FOLDER: str(folder / "faults")})
     assert finish(process) == f"Succeeded {STEPS}: {STEPS} steps done"
     ledger, losses, _ = outcome(folder)
     steps = _lines(folder / "job" / "metrics.jsonl")

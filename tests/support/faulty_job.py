@@ -10,7 +10,6 @@ named after a step).
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from support import at_points
 from support.at_points import note
-from support.clocks import FakeClock
 from support.departing_job import RealRanks, main
 from support.loop_notes import note_attempts
 from support.objects import job
@@ -36,16 +34,6 @@ FULL_STEPS, READ_ONLY_SECONDS = 6, 20.0  # of the store of checkpoints
 HANG_SECONDS = 60  # a start, with its imports, must make progress within it on a busy machine
 
 
-class RealTime(FakeClock):
-    """The machine's clock; engines, which take no time, add to ``time`` for nothing."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
 class FaultyRanks(RealRanks):
     """A job whose ranks die."""
 
@@ -53,7 +41,6 @@ class FaultyRanks(RealRanks):
         policy = {"backoffSeconds": 1, "hangSeconds": HANG_SECONDS, "stragglers": STRAGGLERS}
         trainer = job()["spec"]["trainer"] | {"gradientCheck": {"everySteps": CHECKED_STEPS}}
         super().__init__(disk, steps, store, restartPolicy=policy, trainer=trainer)
-        self.clock = RealTime()
         self.before_generation = lambda version: self._kill(at_points.GENERATION, version + 1)
         note_attempts()
         one_step = GrpoLoop._one_step

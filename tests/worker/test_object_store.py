@@ -179,11 +179,17 @@ def test_without_a_file_the_checkpoint_before_is_used(server: S3Server) -> None:
     compared="all steps and the ledger of an undisturbed run, bitwise",
     partial="no bound",
 )
+@pytest.mark.parametrize("lag", [0, 1])
 def test_a_controller_and_ranks_that_are_killed_in_an_upload_resume_bitwise_on_empty_disks(
-    server: S3Server, tmp_path: Path
+    server: S3Server, tmp_path: Path, lag: int
 ) -> None:
-    """All processes of the job die while the state of step 4 is uploaded; new ones find no file of theirs."""
-    assert finish(start(tmp_path / "undisturbed", STEPS)) == f"Succeeded {STEPS}: {STEPS} steps done"
+    """All processes of the job die while the state of step 4 is uploaded; new ones find no file of theirs.
+
+    ``lag``: the job generates samples ahead, and the new processes train on the same ones.
+    """
+    name, changes = f"job-{lag}", {"staleness": {"maxVersionLag": lag}}
+    calm = start(tmp_path / "undisturbed", STEPS, changes=changes)
+    assert finish(calm) == f"Succeeded {STEPS}: {STEPS} steps done"
     uploads = threading.Event()
 
     def choose(request: web.Request, _number: int) -> None:
@@ -192,26 +198,30 @@ def test_a_controller_and_ranks_that_are_killed_in_an_upload_resume_bitwise_on_e
             time.sleep(0.5)  # hold the whole proxy: nothing gets further
 
     with faulty(server, choose) as proxy:
-        process = start(tmp_path / "first", STEPS, server.spec(proxy.port).wire())
+        store = server.spec(proxy.port).wire()
+        process = start(tmp_path / "first", STEPS, store, name=name, changes=changes)
         assert uploads.wait(400), "the last checkpoint never began"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert [name for name in server.objects("job") if name.endswith("COMMITTED")] == [
+    assert [found for found in server.objects(name) if found.endswith("COMMITTED")] == [
         "checkpoints/step-00000002.attempt-1/COMMITTED"
     ]
-    assert finish(start(tmp_path / "second", STEPS, server.spec().wire())).startswith(f"Succeeded {STEPS}")
-    names = server.objects("job")
-    logs = ("".join(_pieces(server, names, kind)) for kind in ("ledger.jsonl", "metrics.jsonl"))
+    second = start(tmp_path / "second", STEPS, server.spec().wire(), name=name, changes=changes)
+    assert finish(second).startswith(f"Succeeded {STEPS}")
+    names = server.objects(name)
+    logs = ("".join(_pieces(server, name, kind)) for kind in ("ledger.jsonl", "metrics.jsonl"))
     assert outcome_of(*logs) == outcome(tmp_path / "undisturbed")
-    marked = [name for name in names if name.endswith("COMMITTED")]
+    marked = [found for found in names if found.endswith("COMMITTED")]
     assert marked == [f"checkpoints/step-0000000{s}.attempt-{a}/COMMITTED" for s, a in ((2, 1), (4, 2))]
-    assert not any("step-00000004.attempt-1" in name for name in names), "what was not completed is removed"
-    assert not uploads_below(_folder(server, "job"))
+    assert not any("step-00000004.attempt-1" in found for found in names), "what was not completed is removed"
+    ahead = [found for found in names if found.startswith("pending/")]
+    assert ahead == [f"pending/step-0000000{s}.attempt-{a}.npz" for s, a in ((2, 1), (4, 2))] * lag
+    assert not uploads_below(_folder(server, name))
 
 
-def _pieces(server: S3Server, names: list[str], log: str) -> list[str]:
-    root = server.files / "jobs" / "job"
-    return [(root / name).read_text() for name in names if name.startswith(f"{log}/")]
+def _pieces(server: S3Server, name: str, log: str) -> list[str]:
+    root, names = server.files / "jobs" / name, server.objects(name)
+    return [(root / found).read_text() for found in names if found.startswith(f"{log}/")]
 
 
 def test_an_upload_that_was_killed_leaves_nothing(server: S3Server) -> None:

@@ -1,6 +1,7 @@
 """Stream into an object of an object store."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,3 +43,15 @@ class ObjectStream:
         self._stream.closed = True  # else its destructor would complete it
         with suppress(OSError):
             self._stream.discard()
+
+
+@contextmanager
+def object_stream(file: "UPath") -> Iterator[ObjectStream]:
+    """Open a stream into an object, which appears at the end of the context, unless that raises."""
+    stream = ObjectStream(file)
+    try:
+        yield stream
+        stream.complete()
+    except BaseException:
+        stream.discard()
+        raise

@@ -86,7 +86,7 @@ class GrpoLoop:
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
-        self._scheduler = scheduler_of(spec, sampler, folder.disk / "pending", self._experts.durable)
+        self._scheduler = scheduler_of(spec, sampler, folder.store / "pending", self._experts.durable)
         # The samples of a later step, if they are generated already, are not waited for.
         ahead = spec.staleness.max_version_lag > 0
         check = (lambda: None) if ahead else self._departure.check

@@ -4,14 +4,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, cast
+from zipfile import ZipFile
 
 import numpy as np
 
 from grpo_worker.common.known_fields import known
+from grpo_worker.common.object_stream import object_stream
+from grpo_worker.common.store_path import StorePath, patiently
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.rollout.sampling import Sample
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 
 @dataclass(slots=True)
@@ -31,8 +37,25 @@ class RolloutBatch:
     refused: dict[int, str] = field(default_factory=dict)
     cut: int = 0
 
-    def write(self, path: Path) -> None:
+    def write(self, path: StorePath) -> None:
         """Write the batch to ``path`` as .npz, atomically."""
+        if not isinstance(path, Path):
+            patiently(lambda: self._upload(path), f"writing {path}")
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as handle:
+            np.savez(handle, **self._arrays())  # type: ignore[arg-type]
+        temporary.rename(path)
+
+    def _upload(self, path: "UPath") -> None:
+        # np.savez wants to read what it writes.
+        with object_stream(path) as stream, ZipFile(cast(IO[bytes], stream), "w") as archive:
+            for name, array in self._arrays().items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+
+    def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {
             "prompts": np.array([p.index for p in self.prompts], dtype=np.int64),
             "scores": np.array(self.scores, dtype=np.float64),
@@ -45,16 +68,12 @@ class RolloutBatch:
         }
         for name, samples in (("samples", self.samples), ("left_out", self.left_out)):
             arrays |= {f"{name}_{key}": value for key, value in _columns(samples).items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as handle:
-            np.savez(handle, **arrays)  # type: ignore[arg-type]
-        temporary.rename(path)
+        return arrays
 
     @classmethod
-    def read(cls, path: Path) -> "RolloutBatch":
+    def read(cls, path: StorePath) -> "RolloutBatch":
         """Read a file that ``write`` produced."""
-        with np.load(path, allow_pickle=False) as data:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             arrays = dict(data)
         ids = np.split(arrays["taken_ids"], np.cumsum(arrays["taken_lengths"])[:-1])
         taken = [

@@ -16,10 +16,15 @@ OBJECT_STORE_RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         lambda job: job.checkpoint.store.uri is None or job.checkpoint.resume_from is None,
     ),
     Rule(
-        "!has(self.checkpoint.store.uri) || self.staleness.maxVersionLag == 0",
-        "checkpoint.store.uri requires staleness.maxVersionLag 0: samples that are generated ahead are kept"
-        " in a file system: use a store of kind pvc or path",
-        lambda job: job.checkpoint.store.uri is None or job.staleness.max_version_lag == 0,
+        "!has(self.checkpoint.store.uri) || self.staleness.maxVersionLag == 0"
+        " || !self.algorithm.routingReplay",
+        "checkpoint.store.uri with staleness.maxVersionLag 1 excludes algorithm.routingReplay, whose experts"
+        " are kept in a file system: set maxVersionLag to 0, or use a store of kind pvc or path",
+        lambda job: (
+            job.checkpoint.store.uri is None
+            or job.staleness.max_version_lag == 0
+            or not job.algorithm.routing_replay
+        ),
     ),
     Rule(
         "!has(self.checkpoint.store.uri)"

@@ -368,6 +368,11 @@ CASES: dict[str, Changes] = {
     "exports in a bucket": {"checkpoint.store": S3, "checkpoint.exportEverySteps": 10},
     "an export in a bucket": {"checkpoint.store": S3, "checkpoint.exportAtEnd": True},
     "samples of the next step in a bucket": {"checkpoint.store": S3, "staleness.maxVersionLag": 1},
+    "routed experts of the next step in a bucket": {
+        "checkpoint.store": S3,
+        "staleness.maxVersionLag": 1,
+        "algorithm.routingReplay": True,
+    },
     "downloads into a bucket": {
         "checkpoint.store": S3,
         "model.volume": {"mountPath": "/models", "uri": "hf://a/b"},

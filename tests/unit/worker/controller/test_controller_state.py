@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from upath import UPath
 
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.checkpointing import store
@@ -235,6 +236,14 @@ def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
     first, second = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert first["spans"] == [[3, 1], [4, 3]] and first["version"] == 3 and first["tokens"] == 3
     assert "spans" not in second
+
+
+def test_a_batch_in_an_object_store_is_that_of_a_file() -> None:
+    prompts = [Prompt(0, (1, 2)), Prompt(1, (3,))]
+    generated = RolloutBatch(prompts[:1], [sample(0)], [1.0], prompts, refused={1: "too long"}, cut=3)
+    place = UPath("memory://runs/pending/step-00000001.attempt-1.npz")
+    generated.write(place)
+    assert RolloutBatch.read(place) == generated
 
 
 def test_refused_prompts_are_recorded(tmp_path: Path) -> None:

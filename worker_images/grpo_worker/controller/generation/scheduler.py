@@ -11,6 +11,7 @@ from typing import Protocol
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import directory, step_and_attempt
+from grpo_worker.common.store_path import StorePath, children, has_file, remove_file
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -20,6 +21,7 @@ from grpo_worker.weightsync.protocol.version import Version
 # (samples, folder) -> starts to copy to the folder what the samples refer to, and returns what waits for the
 # copy and returns samples that refer to it
 Durable = Callable[[list[Sample], Path], Callable[[], list[Sample]]]
+_SUFFIX = ".npz"
 
 
 class RolloutScheduler(Protocol):
@@ -103,7 +105,7 @@ class OneStepAhead:
     def __init__(
         self,
         sampler: StepSampler,
-        folder: Path,
+        folder: StorePath,
         continues: bool = False,
         durable: Durable | None = None,
     ) -> None:
@@ -167,7 +169,7 @@ class OneStepAhead:
         if saved is None:
             return lambda: None
         file = self._file(step, attempt)
-        if self._durable is None:
+        if self._durable is None or not isinstance(file, Path):  # no samples in a bucket refer to anything
             return partial(saved.write, file)
         if self._copies is None or self._copies[0] != step:  # else it would overwrite what it reads
             self._copies = step, self._durable(saved.samples, _experts(file))
@@ -175,11 +177,15 @@ class OneStepAhead:
         return lambda: replace(saved, samples=copied()).write(file)
 
     def prune(self, kept: Collection[int], attempt: int) -> None:
-        for file in self._folder.glob("step-*.npz"):
+        for name in children(self._folder):
+            file = self._folder / name
+            if file.suffix != _SUFFIX:
+                continue
             step, own = step_and_attempt(file.with_suffix(""))
             if step not in kept and own <= attempt:
-                file.unlink()
-                shutil.rmtree(_experts(file), ignore_errors=True)
+                remove_file(file)
+                if isinstance(file, Path):
+                    shutil.rmtree(_experts(file), ignore_errors=True)
 
     def restore(self, step: int, attempt: int) -> None:
         self._cancelled.set()
@@ -189,12 +195,12 @@ class OneStepAhead:
         self._sampler.forget()
         self._cancelled = threading.Event()
         file = self._file(step, attempt)
-        self._ready = ready = RolloutBatch.read(file) if file.is_file() else None
+        self._ready = ready = RolloutBatch.read(file) if has_file(file) else None
         self._copies = (step, lambda: ready.samples) if ready is not None else None
 
-    def _file(self, step: int, attempt: int) -> Path:
+    def _file(self, step: int, attempt: int) -> StorePath:
         place = directory(self._folder, step, attempt)
-        return place.with_name(f"{place.name}.npz")
+        return place.with_name(place.name + _SUFFIX)
 
 
 def _experts(file: Path) -> Path:
@@ -202,7 +208,9 @@ def _experts(file: Path) -> Path:
     return file.with_suffix(".experts")
 
 
-def scheduler_of(spec: GRPOJobSpec, sampler: StepSampler, folder: Path, durable: Durable) -> RolloutScheduler:
+def scheduler_of(
+    spec: GRPOJobSpec, sampler: StepSampler, folder: StorePath, durable: Durable
+) -> RolloutScheduler:
     """Return the scheduler of a job; see OneStepAhead."""
     if spec.staleness.max_version_lag == 0:
         return OnPolicy(sampler)

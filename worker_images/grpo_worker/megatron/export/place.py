@@ -13,7 +13,7 @@ from safetensors.torch import save, save_file
 
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.exports import CONFIG
-from grpo_worker.common.object_stream import PART, ObjectStream
+from grpo_worker.common.object_stream import PART, object_stream
 from grpo_worker.common.store_path import StorePath, children, patiently, remove_file, remove_tree
 from grpo_worker.profiling.counted_file import growing
 from grpo_worker.profiling.progress import BACKGROUND, WRITTEN
@@ -129,14 +129,9 @@ class _Objects(ExportPlace):
         patiently(lambda: file.fs.pipe_file(file.path, data), f"writing {file}")
 
     def _upload(self, name: str, data: bytes) -> None:
-        stream = ObjectStream(self._target / name)
-        try:
+        with object_stream(self._target / name) as stream:
             for start in range(0, len(data), PART):
                 BACKGROUND.add(WRITTEN, stream.write(data[start : start + PART]))
-            stream.complete()
-        except BaseException:
-            stream.discard()
-            raise
 
 
 def _attempt_of(building: Path) -> int:
