@@ -20,6 +20,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.tls import TlsSpec
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.render.store_removal import removal_pod
 from grpo_operator.render.tls import tls_secret as tls_content
 from grpo_operator.settings import OperatorSettings
 from support.api_server import Api, until
@@ -164,6 +165,7 @@ def test_the_operator_changes_no_spec_of_a_job(api: Api) -> None:
         return api.run("patch", "grpojob", "tiny", *given).stderr
 
     assert patch({"metadata": {"annotations": {"rl.grpo.dev/profile-accepted": "x"}}}) == ""
+    assert patch({"metadata": {"finalizers": ["rl.grpo.dev/store"]}}) == ""
     assert "changes no spec of a GRPOJob" in patch({"spec": {"image": "evil:1"}})
     api.ok("delete", "grpojob", "tiny")
     pool = {
@@ -206,6 +208,24 @@ def test_ray_clusters_take_nothing_of_their_nodes(api: Api) -> None:
     unlabelled = _cluster()
     unlabelled["metadata"]["labels"] = {}
     assert "objects of a GRPOJob or RolloutPool only" in _refused(api, unlabelled, OPERATOR)
+
+
+def _remover(store: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    """Return the pod that removes the folder of a deleted job, with changed fields."""
+    job = _job(checkpoint={"store": store})
+    made = removal_pod(job, GRPOJobSpec.model_validate(job["spec"]), OperatorSettings("t:a", "r:a"))
+    return made | {"spec": made["spec"] | pod}
+
+
+@pytest.mark.usefixtures("chart")
+def test_pods_that_the_operator_creates_take_nothing_of_their_nodes_either(api: Api) -> None:
+    own = _remover({"pvc": "store"})
+    assert not _refused(api, own, OPERATOR)
+    assert "a path of its node" in _refused(api, _remover({"path": "/mnt/store"}), OPERATOR)
+    assert "the network of its node" in _refused(api, _remover({"pvc": "store"}, hostNetwork=True), OPERATOR)
+    assert "mounts a token" in _refused(api, _remover({"pvc": "store"}, volumes=TOKEN), OPERATOR)
+    foreign = {**own, "metadata": {"name": "x", "namespace": "default"}}
+    assert "objects of a GRPOJob or RolloutPool only" in _refused(api, foreign, OPERATOR)
 
 
 def _accepted(api: Api, cluster: dict[str, Any]) -> bool:
@@ -270,6 +290,7 @@ def test_a_sample_admits_images_of_one_registry_only(api: Api, sample: Path) -> 
         text.replace('"t:a"', '"registry.example.com/t:a"').replace('"r:a"', '"registry.example.com/r:a"')
     )
     assert not _refused(api, own)
+    assert why in _refused(api, _remover({"pvc": "store"}))
     foreign = copy.deepcopy(own)
     foreign["metadata"]["labels"] = {}
     foreign["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["image"] = "docker.io/x"

@@ -22,6 +22,7 @@ from grpo_devcluster.settings import SERVER
 from grpo_operator.api.names import EPOCH_SECRET, MASTER_SECRET
 from grpo_operator.plan.gpu_health.node_state import TAINT
 from support.api_server import WHOLE, Api, lose_controller, running, until
+from support.removal_pods import end, remover
 from support.sick_agents import fall_ill, gpu_job, serving_sick_agent, trainers
 
 RELEASE, NAMESPACE = "ops", "grpo-system"
@@ -93,6 +94,7 @@ def _gone(api: Api, kind: str, name: str) -> None:
 
 def test_a_job_lives_and_ends(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
+    tiny["spec"]["checkpoint"]["deletionPolicy"] = "Delete"
     assert api.apply(tiny).returncode == 0
     until("all pods run", lambda: running(api) == WHOLE, 60)
     api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")
@@ -105,6 +107,7 @@ def test_a_job_lives_and_ends(api: Api, tiny: dict[str, Any], fake_nodes: Any) -
     lose_controller(api, "tiny-moe")
     until("no pod is left", lambda: not api.get("pods")["items"], 60)
     _finish(api, "tiny-moe")
+    end(api, remover(api))
     _gone(api, "grpojob", "tiny-moe")
 
 

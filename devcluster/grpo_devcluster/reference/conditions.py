@@ -13,7 +13,16 @@ from grpo_operator.api.v1alpha1.status import Phase
 
 _OPERATOR = REPO / "operator" / "grpo_operator"
 # Calls whose arguments are reasons: position of the reason among them.
-_CALLS = {"WaitError": 1, "RefusedError": 1, "_refuse": 1, "set": 2, "Problem": 0, "Event": 0, "event": 1}
+_CALLS = {
+    "WaitError": 1,
+    "RefusedError": 1,
+    "_refuse": 1,
+    "set": 2,
+    "Problem": 0,
+    "Event": 0,
+    "event": 1,
+    "_release": 1,
+}
 _TYPES = {
     "Ready": "The job trains, or has succeeded. A pool: at least `minAvailable` engines serve.",
     "Progressing": "The job is starting, training, recovering, suspending or waiting.",
@@ -23,6 +32,8 @@ _TYPES = {
     "Failed": "The job has failed. It goes on when the annotation `rl.grpo.dev/resume` gets a new value.",
     "Reconciling": "kstatus: the observed state is not yet the desired one.",
     "Stalled": "kstatus: the spec must be changed. The message names field, value and remedy.",
+    "StoreRemoved": "Only present, and false, while a job with `checkpoint.deletionPolicy: Delete` is being "
+    "deleted: it is gone when its folder in the store is.",
     "FieldsIgnored": "Only present when true: the spec has fields that this operator does not know.",
 }
 _EVENT = "Event only."
@@ -64,6 +75,13 @@ _REASONS = {
     "`scheduling.unhealthyNodes.maxNodesPercent`.",
     "StoreFull": "The store has too little room for the next checkpoint, which is put off. The job trains. "
     "Free what the message says, or enlarge the store.",
+    "PodsRemain": "A deleted job waits for the end of its pods, before its folder in the store is removed.",
+    "RemovingStore": "The folder of a deleted job is being removed: see "
+    "[checkpoints](../guides/checkpoints.md#delete-a-job).",
+    "StoreRemovalFailed": "The folder of a deleted job cannot be removed yet; it is tried again. The message "
+    "says why, and how to let the job go without that.",
+    "StoreRemoved": f"{_EVENT} The folder of a deleted job is removed.",
+    "StoreRetained": f"{_EVENT} The folder of a deleted job stays, and the message says why.",
     "Straggler": "Ranks compute more slowly than others with the same work, and all wait for them. The "
     "message names rank, pod and node. See the [runbook](../guides/runbooks.md#grpostraggler).",
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "

@@ -4,7 +4,7 @@ grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortA
 {{- end }}
 {{/* Permissions of the operator in each watched namespace. */}}
 {{- define "grpo.namespacedRules" }}
-  # Its own kinds. delete is for ttlSecondsAfterFinished, patch for removing the annotation rl.grpo.dev/profile.
+  # Its own kinds. delete is for ttlSecondsAfterFinished, patch for annotations and finalizers.
   - apiGroups: [rl.grpo.dev]
     resources: [grpojobs]
     verbs: [get, list, watch, patch, delete]
@@ -18,7 +18,7 @@ grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortA
   - apiGroups: [rl.grpo.dev]
     resources: [grpojobs/finalizers, rolloutpools/finalizers]
     verbs: [update]
-  # Children. The garbage collector deletes them; the operator itself deletes RayClusters only.
+  # Children. The garbage collector deletes them; the operator itself deletes RayClusters and pods only.
   - apiGroups: [ray.io]
     resources: [rayclusters]
     verbs: [get, list, watch, create, patch, delete]
@@ -44,10 +44,11 @@ grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortA
   - apiGroups: [""]
     resources: [secrets]
     verbs: [create]
-  # State of pods. delete is for pods on nodes that match scheduling.unhealthyNodes or have sick GPUs.
+  # State of pods. delete is for pods on nodes that match scheduling.unhealthyNodes or have sick GPUs, create for
+  # the pod that removes the folder of a deleted job (checkpoint.deletionPolicy).
   - apiGroups: [""]
     resources: [pods]
-    verbs: [list, watch, delete]
+    verbs: [list, watch, create, delete]
   - apiGroups: [""]
     resources: [events]
     verbs: [create]

@@ -40,8 +40,10 @@ CERTIFICATE, PRIVATE_KEY, TRUSTED, GENERATE = (
 ROTATE_ANNOTATION = "rl.grpo.dev/rotate"  # on the Secret with the epochs: begins a new one
 
 STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
+STORE_FINALIZER = "rl.grpo.dev/store"  # of a job whose folder in the store is removed before it is gone
 
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
+STORE_REMOVAL = "store-removal"  # label of the pod that removes the folder of a deleted job
 
 
 OWNER_LABELS = {"GRPOJob": JOB_LABEL, "RolloutPool": ROLLOUT_POOL_LABEL}
@@ -133,6 +135,11 @@ def job_store(namespace: str, writer: str) -> str:
     It contains the uid, so a new job of the same name does not resume the old checkpoints.
     """
     return f"{STORE_MOUNT}/{namespace}-{writer}"
+
+
+def store_removal(job: dict[str, Any]) -> str:
+    """Return the name of the pod that removes the folder of a deleted job."""
+    return f"{writer(job)}-{STORE_REMOVAL}"
 
 
 def job_config(job: str) -> str:

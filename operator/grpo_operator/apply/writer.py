@@ -86,18 +86,32 @@ class Writer:
 
         It is not done when the object has changed since it was read; see ``status``.
         """
+        return await self._patch_metadata(plural, owner, "annotations", change)
+
+    async def set_finalizers(self, plural: str, owner: dict[str, Any], finalizers: list[str]) -> bool:
+        """Replace the finalizers in one write; return whether it was done, like ``annotate``."""
+        return await self._patch_metadata(plural, owner, "finalizers", finalizers)
+
+    async def _patch_metadata(self, plural: str, owner: dict[str, Any], field: str, change: Any) -> bool:
         meta = owner["metadata"]
         own = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
-        patch = {"metadata": own | {"annotations": change}}
         try:
-            written = await self._kube.patch(_GROUP, plural, patch, MERGE)
+            written = await self._kube.patch(_GROUP, plural, {"metadata": own | {field: change}}, MERGE)
         except ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
             return False
-        meta["annotations"] = written["metadata"].get("annotations") or {}
+        meta[field] = written["metadata"].get(field) or type(change)()
         meta["resourceVersion"] = written["metadata"]["resourceVersion"]
         return True
+
+    async def create_pod(self, manifest: dict[str, Any]) -> None:
+        """Create a pod unless one of its name exists already."""
+        try:
+            await self._kube.create("api/v1", "pods", manifest)
+        except ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
 
     async def delete_pod(self, pod: dict[str, Any], confirmed: bool = True) -> None:
         """Delete a pod. ``confirmed``: after the kubelet of its node has confirmed that it has ended."""

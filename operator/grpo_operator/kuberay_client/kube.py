@@ -154,9 +154,18 @@ class Kube:
             REQUESTS.labels(method, str(response.status)).inc()
         text = response.read().decode()
         if not 200 <= response.status < 300:
-            raise client.ApiException(status=response.status, reason=_message(text)[:1024])
+            raise client.ApiException(status=response.status, reason=_message(text)[:1024], body=text)
         data: dict[str, Any] = json.loads(text)
         return data
+
+
+def namespace_ends(error: client.ApiException) -> bool:
+    """Return whether an object was refused because its namespace is being deleted."""
+    try:
+        causes = json.loads(error.body)["details"]["causes"]
+        return any(cause["reason"] == "NamespaceTerminating" for cause in causes)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _message(answer: str) -> str:

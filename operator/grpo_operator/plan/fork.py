@@ -13,6 +13,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.planner.resolve import RefusedError
+from grpo_operator.plan.store_removal import deletes_store
 
 _Job = dict[str, Any]
 _FIELD = "spec.checkpoint.resumeFrom"
@@ -75,7 +76,13 @@ def _named(job: _Job, name: str, jobs: Mapping[tuple[str, str], _Job]) -> _Job:
             f"job was deleted, set {_FIELD}.path to its folder in the store",
             "SourceNotFound",
         )
-    return jobs[namespace, name]
+    source = jobs[namespace, name]
+    if source["metadata"].get("deletionTimestamp") and deletes_store(source):
+        raise RefusedError(
+            f"{_FIELD}.job={name}: this job is being deleted together with its checkpoints: name another job",
+            "SourceUnfit",
+        )
+    return source
 
 
 def _check(spec: GRPOJobSpec, wanted: ResumeFromSpec, source: _Job) -> None:

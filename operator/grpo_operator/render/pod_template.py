@@ -26,6 +26,7 @@ from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
 GRACE_SECONDS = 5  # of pods and processes that have nothing to save
+_WITHOUT_SERVERS = (names.HEAD, names.STORE_REMOVAL)  # pods that need neither keys nor certificates
 _KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
 # Ray's GCS detects dead nodes within seconds.
@@ -118,7 +119,7 @@ class PodParts:
         """Return the PodTemplateSpec of one pool; its first container is the one that uses ``gpus``."""
         scheduling = self.scheduling
         volumes = list(self.settings.pod_overlay.get("volumes", []))
-        if pool != names.HEAD:
+        if pool not in _WITHOUT_SERVERS:
             volumes.append({"name": "key"} | self._key_source())
             volumes += [self.tls.volume()] if self.tls else []
         spec: dict[str, Any] = {
@@ -137,14 +138,14 @@ class PodParts:
         if gpus:
             prepare_for_nccl(containers[0], scheduling)
             volumes.append(shared_memory(scheduling))
-        overwrite = {} if pool == names.HEAD else {"ray.io/overwrite-container-cmd": "true"}
+        overwrite = {} if pool in _WITHOUT_SERVERS else {"ray.io/overwrite-container-cmd": "true"}
         return {
             "metadata": {"labels": self._labels(pool), "annotations": overwrite},
             "spec": {key: value for key, value in spec.items() if value or value is False},
         }
 
     def _labels(self, pool: str) -> dict[str, str]:
-        serves_tls = self.tls is not None and pool != names.HEAD
+        serves_tls = self.tls is not None and pool not in _WITHOUT_SERVERS
         return self.owner.labels(pool) | ({names.TLS_LABEL: "enabled"} if serves_tls else {})
 
     def share_tls(self, container: dict[str, Any]) -> None:

@@ -56,13 +56,7 @@ def job_cluster(
     on_gpu = trainer.device == Device.CUDA
     # With a shared pool, the job's pods do not depend on the path.
     path = job_weight_path(spec, pool) if pool else WeightPath()
-    sockets = path.direct is Backend.CUDA_IPC
-    shared = spec.rollout.pool_ref
-    parts = PodParts(
-        owner_of(job), spec.scheduling, settings, on_gpu, names.key_secret(job), avoided, sockets,
-        paired=shared is not None,
-        tls=pod_tls(job, spec.scheduling.tls, shared.name if shared else None),
-    )  # fmt: skip
+    parts = job_parts(job, spec, path, settings, avoided)
     pods = JobPods(parts, spec, leaves, names.writer(job), path, failing)
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     params = {} if on_gpu else _SMALL_STORE
@@ -72,6 +66,20 @@ def job_cluster(
         *_engine_groups(pods.engines(), pool, leaves),
     ]
     return _cluster(job, spec, pods.head(), params, groups, suspend, leaves)
+
+
+def job_parts(
+    job: dict[str, Any], spec: GRPOJobSpec, path: WeightPath, settings: OperatorSettings,
+    avoided: tuple[str, ...] = (),
+) -> PodParts:  # fmt: skip
+    """Return the common parts of a job's pods. ``path``: of weights into its own engines."""
+    shared = spec.rollout.pool_ref
+    return PodParts(
+        owner_of(job), spec.scheduling, settings, spec.trainer.device == Device.CUDA, names.key_secret(job),
+        avoided, path.direct is Backend.CUDA_IPC,
+        paired=shared is not None,
+        tls=pod_tls(job, spec.scheduling.tls, shared.name if shared else None),
+    )  # fmt: skip
 
 
 def pool_cluster(

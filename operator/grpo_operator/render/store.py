@@ -61,8 +61,7 @@ class JobStore:
     def prepare(self, image: str) -> dict[str, Any]:
         """Return the first init container of a pod with the store, which makes the folders to mount."""
         folder, commands = shlex.quote(self.folder), [f"mkdir -p {shlex.quote(self.folder)}"]
-        as_root = self.spec.checkpoint.store.path and self.parts.security.spec.run_as_user is None
-        if as_root:
+        if self._root_is_roots:
             user, group = self.parts.security.user, self.parts.security.group
             # The folder itself comes last, so a pod that finds it changed finds all of it changed.
             commands.append(
@@ -74,8 +73,17 @@ class JobStore:
             commands += [f"mkdir -p {shared}", f"{{ chmod 1777 {shared} 2>/dev/null || [ -w {shared} ]; }}"]
         name, command = "prepare-store", " && ".join(commands)
         container = self.parts.container(name, image, _RESOURCES, command=command)
+        return self.share_root(container)
+
+    def share_root(self, container: dict[str, Any]) -> dict[str, Any]:
+        """Return a container with the whole store, in which it may make, rename and remove folders."""
         container["volumeMounts"].append({"name": "store", "mountPath": STORE_MOUNT})
-        return container | ({"securityContext": _OWNER} if as_root else {})
+        return container | ({"securityContext": _OWNER} if self._root_is_roots else {})
+
+    @property
+    def _root_is_roots(self) -> bool:
+        """Return whether the store's own folder belongs to root, and not to the pods' user."""
+        return bool(self.spec.checkpoint.store.path) and self.parts.security.spec.run_as_user is None
 
     def credentials(self) -> list[dict[str, Any]]:
         """Return the env of containers that use an object store. They report a Secret that lacks a key."""

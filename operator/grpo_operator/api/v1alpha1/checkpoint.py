@@ -122,6 +122,11 @@ class CheckpointSpec(Model):
     )
     every_steps: int = Field(10, ge=1, le=10**6, description="number of steps between checkpoints")
     keep: int = Field(2, ge=1, le=1000, description="number of complete checkpoints to keep")
+    deletion_policy: Literal["Retain", "Delete"] = Field(
+        "Retain",
+        description="effect of the deletion of the GRPOJob on the job's folder in the store. Retain: it "
+        "stays. Delete: it is removed, with checkpoints, exports, ledger and metrics",
+    )
     memory: MemoryTierSpec | None = None
     export_every_steps: int | None = Field(
         None,

@@ -15,6 +15,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTempl
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.handlers.reconcilers.admission_round import MANAGER
 from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
+from grpo_operator.handlers.reconcilers.store_removal import StoreRemoval
 from grpo_operator.observe.pod_poller import Reports
 from grpo_operator.plan import lifecycle, resumption
 from grpo_operator.plan.accepted import is_accepted, spec_of
@@ -61,12 +62,14 @@ class JobReconciler:
 
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
+        self._store = StoreRemoval(context)
 
     async def reconcile(self, job: dict[str, Any]) -> None:
         """Reconcile one GRPOJob."""
         if job["metadata"].get("deletionTimestamp"):
-            return  # the garbage collector deletes the children
-        if job["spec"].get("managedBy", MANAGER) != MANAGER:
+            await self._store.finish(job)  # the garbage collector deletes the children
+            return
+        if job["spec"].get("managedBy", MANAGER) != MANAGER or not await self._store.keep_finalizer(job):
             return
         if self._context.cache.crd_problem:  # the status cannot record a resumption, which would never end
             (job["metadata"].get("annotations") or {}).pop(names.RESUME_ANNOTATION, None)
@@ -84,7 +87,8 @@ class JobReconciler:
             await self._refuse(job, error.reason, str(error), isinstance(error, WaitError))
         else:
             own = with_resources(engines.pool, layout) if engines.own else engines.pool
-            await self._run(job, with_layout(spec, layout), layout, replace(engines, pool=own), source)
+            if await self._store.keep_finalizer(job, starts=True):
+                await self._run(job, with_layout(spec, layout), layout, replace(engines, pool=own), source)
 
     async def _run(
         self,

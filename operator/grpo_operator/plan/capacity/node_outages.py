@@ -113,7 +113,7 @@ def eviction_seconds(spec: GRPOJobSpec, engines: RolloutTemplate) -> dict[str, i
     """Return the seconds after which pods on an unreachable node are replaced, by pool."""
     pools = {
         names.HEAD: spec.controller, names.CONTROLLER: spec.controller, names.TRAINER: spec.trainer,
-        names.ROLLOUT: engines,
+        names.ROLLOUT: engines, names.STORE_REMOVAL: spec.controller,
     }  # fmt: skip
     return {name: spec.scheduling.eviction_seconds_of(pool) for name, pool in pools.items()}
 

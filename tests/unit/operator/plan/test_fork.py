@@ -34,6 +34,16 @@ def _resolve(fork: dict[str, Any], *others: dict[str, Any]) -> tuple[ResumedFrom
     return fork_source(fork, spec_of(fork), jobs), missing_checkpoint(fork, spec_of(fork), jobs)
 
 
+def test_a_source_whose_checkpoints_go_with_it_is_refused() -> None:
+    source = _source()
+    source["metadata"]["deletionTimestamp"] = NOW
+    assert _resolve(_fork(), source)[0] == ResumedFromStatus(folder=FOLDER), "they stay"
+    source["spec"]["checkpoint"] = source["spec"]["checkpoint"] | {"deletionPolicy": "Delete"}
+    with pytest.raises(RefusedError, match="is being deleted together with its checkpoints") as refused:
+        _resolve(_fork(), source)
+    assert refused.value.reason == "SourceUnfit"
+
+
 def test_the_folder_of_a_job_is_that_of_its_uid() -> None:
     assert _resolve(_fork(), _source()) == (ResumedFromStatus(folder=FOLDER), "")
     assert _resolve(_fork(path="/store/x")) == (ResumedFromStatus(folder="/store/x"), "")

@@ -147,7 +147,7 @@ def test_only_the_controllers_init_container_has_the_credential() -> None:
     _, fetch = pods["controller"]["initContainers"]
     assert fetch["image"] == "trainer:1" and fetch["name"] == "fetch"
     (command,) = fetch["args"]
-    assert command.startswith("python3 -m grpo_worker.volumes.fetch model=/store/volumes/")
+    assert "; python3 -m grpo_worker.volumes.fetch model=/store/volumes/" in command
     assert " data=/store/volumes/" in command
     secret = {"name": "hub", "key": "token", "optional": True}
     assert {"name": "GRPO_MODEL_CREDENTIAL", "valueFrom": {"secretKeyRef": secret}} in fetch["env"]
