@@ -153,11 +153,11 @@ def first_record_of_last_step(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def records_from(path: Path, step: int, most: int) -> list[dict[str, Any]]:
+def records_from(path: Path, step: int, most: int, whole: bool = False) -> list[dict[str, Any]]:
     """Return the first record of each step of the log at ``path``, from ``step`` on if it has that one.
 
-    ``most``: bytes that are read, more only if the first step has more. For other threads and processes than
-    the one that writes: a log that is truncated meanwhile ends the list.
+    ``most``: bytes that are read, more only if the first step has more. ``whole``: all records of each step.
+    For other threads and processes than the one that writes: a log that is truncated meanwhile ends the list.
     """
     index = path.with_name(path.name + ".index")
     if not index.exists():
@@ -172,7 +172,8 @@ def records_from(path: Path, step: int, most: int) -> list[dict[str, Any]]:
             if found and end - begin > most:
                 break
             log.seek(start)
-            found.append(json.loads(log.readline(end - start)))
+            lines = log.read(end - start).splitlines() if whole else [log.readline(end - start)]
+            found += [json.loads(line) for line in lines]
     return found
 
 

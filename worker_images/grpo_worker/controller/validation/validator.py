@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from grpo_operator.api.messages import ValidationResult
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.best import best_step, keep_best
+from grpo_worker.checkpointing.best import Best, keep_best, kept_best
 from grpo_worker.common.log_records import log_records
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
@@ -185,10 +185,10 @@ class VersionValidator:
         """Keep the checkpoint with the best score of the set of ``keepBest``."""
         if self._spec.keep_best is None:
             return
-        step = None if self._best is None else self._best[1]
-        if step != best_step(self._root):
+        best = None if self._best is None else Best(self._best[1], self._spec.keep_best)
+        if best != kept_best(self._root):
             self._check()
-            keep_best(self._root, step)
+            keep_best(self._root, best)
 
 
 def validator_of(

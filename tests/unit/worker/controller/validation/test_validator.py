@@ -8,7 +8,7 @@ import pytest
 from upath import UPath
 
 from grpo_operator.api.v1alpha1.status import Phase
-from grpo_worker.checkpointing.best import best_step
+from grpo_worker.checkpointing.best import Best, best_step, kept_best
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.validation.validator import VersionValidator
 from grpo_worker.weightsync.protocol.version import Version
@@ -121,7 +121,7 @@ def test_the_checkpoint_with_the_best_score_outlives_newer_ones(tmp_path: Path) 
     world.before_validation = lambda _version: kept.append(best_step(tmp_path / "checkpoints"))
     world.run()
     assert list(dict.fromkeys(kept)) == [None, 4, 8]
-    assert best_step(tmp_path / "checkpoints") == 8, "step 12 has a lower score"
+    assert kept_best(tmp_path / "checkpoints") == Best(8, "gcd"), "step 12 has a lower score"
     assert world.board.get().validation[0].best_step == 8
 
 
