@@ -104,7 +104,7 @@ class GrpoLoop:
             self._record.check_claims, inputs.fork,
         )  # fmt: skip
         self._validator = validator_of(
-            spec, folder, inputs.validation, client, inputs.model.tokens.end,
+            spec, folder, inputs.validation, client, inputs.model,
             partial(self._gpus.generates, purpose="validation"), self._records.validated,
             self._record.check_claims,
         )  # fmt: skip
@@ -195,7 +195,7 @@ class GrpoLoop:
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
         self._samples.truncate(self._step)
-        self._validator.begin_attempt(self._step)
+        self._validator.begin_attempt(self._step, self._record.attempt)
 
     def _check_engines(self) -> str:
         """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
@@ -243,7 +243,7 @@ class GrpoLoop:
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
         metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
-        metrics |= self._samples.metrics() | self._gpus.idle
+        metrics |= self._samples.metrics() | self._validator.metrics() | self._gpus.idle
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)

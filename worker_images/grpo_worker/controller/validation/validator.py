@@ -15,11 +15,13 @@ from grpo_worker.common.log_records import log_records
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
+from grpo_worker.controller.model_files import ModelFiles
 from grpo_worker.controller.validation.run import validate
 from grpo_worker.controller.validation.scores import metrics_of
 from grpo_worker.controller.validation.sets import ValidationSet
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.sampling import validation_params
+from grpo_worker.samples.validation_writer import ValidationSampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
@@ -31,8 +33,8 @@ Figures = dict[str, dict[str, float]]
 class Validator(Protocol):
     """The part of a validator that the loop uses."""
 
-    def begin_attempt(self, step: int) -> None:
-        """Forget what was validated after ``step``, and what has not ended."""
+    def begin_attempt(self, step: int, attempt: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended. ``attempt``: that begins."""
 
     def begin(self, version: Version) -> None:
         """Start to validate a version that engines serve, if its turn has come and it was not validated."""
@@ -42,6 +44,9 @@ class Validator(Protocol):
 
     def flush(self) -> None:
         """Wait until all results are on the store."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the validations so far."""
 
     @property
     def results(self) -> list[ValidationResult]:
@@ -53,7 +58,7 @@ class NoValidator:
 
     results: list[ValidationResult] = []
 
-    def begin_attempt(self, step: int) -> None:
+    def begin_attempt(self, step: int, attempt: int) -> None:
         """Do nothing."""
 
     def begin(self, version: Version) -> None:
@@ -65,6 +70,10 @@ class NoValidator:
     def flush(self) -> None:
         """Do nothing."""
 
+    def metrics(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
 
 class VersionValidator:
     """Validates versions in a thread of its own; a version is validated once, whatever restarts.
@@ -74,8 +83,8 @@ class VersionValidator:
 
     def __init__(
         self, spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: GroupClient,
-        generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
-        check: Callable[[], None],
+        samples: ValidationSampleWriter, generates: Callable[[bool], None],
+        report: Callable[[int, dict[str, float]], None], check: Callable[[], None],
     ) -> None:  # fmt: skip
         """``generates``: is called when engines begin and end to respond. ``report``: is called with the step
         and the metrics of a version. ``check``: see StepLog.
@@ -87,9 +96,9 @@ class VersionValidator:
         self._log = StepLog(folder.disk / FILE, check, folder.pieces)
         self._validate = partial(
             validate, sets, client=client, n=spec.validation.samples_per_prompt,
-            pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size,
+            pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size, keeper=samples,
         )  # fmt: skip
-        self._client = client
+        self._client, self._samples, self._attempt = client, samples, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")
         self._running: tuple[Version, float, Future[Figures]] | None = None
         self._cancelled = threading.Event()
@@ -104,14 +113,16 @@ class VersionValidator:
         """Last and best score of each set, for the status."""
         return list(self._results.values())
 
-    def begin_attempt(self, step: int) -> None:
-        """Forget what was validated after ``step``, and what has not ended."""
+    def begin_attempt(self, step: int, attempt: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended. ``attempt``: that begins."""
+        self._attempt = attempt
         self._cancelled.set()
         if self._running is not None:
             wait([self._running[2]])
             self._client.forget()
         self._running, self._cancelled = None, threading.Event()
         self._log.truncate(step)
+        self._samples.truncate(step)
         self._results, self._last, self._best = {}, -1, None
         for record in log_records(self._folder, FILE):
             self._note(record["step"], record["set"], record)
@@ -149,6 +160,11 @@ class VersionValidator:
     def flush(self) -> None:
         """Wait until all results are on the store."""
         self._log.flush()
+        self._samples.flush()
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the validations so far."""
+        return self._samples.metrics()
 
     def _due(self, version: Version) -> bool:
         if version == 0:
@@ -159,9 +175,14 @@ class VersionValidator:
         if cancelled.is_set():
             raise CancelledError
         self._generates(True)
+        self._samples.begin(version, self._attempt)
+        complete = False
         try:
-            return self._validate(version, cancelled=cancelled)
+            found: Figures = self._validate(version, cancelled=cancelled)
+            complete = True
+            return found
         finally:
+            self._samples.end(complete)
             self._generates(False)
 
     def _note(self, step: int, name: str, figures: dict[str, Any]) -> None:
@@ -193,12 +214,13 @@ class VersionValidator:
 
 def validator_of(
     spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: RolloutClient,
-    end: Sequence[int], generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
+    model: ModelFiles, generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
     check: Callable[[], None],
 ) -> Validator:  # fmt: skip
-    """Return the validator of a job. ``end``: ids of tokens that end a response; others as there."""
+    """Return the validator of a job. ``model``: its files; others as there."""
     if spec.validation is None:
         return NoValidator()
-    params = validation_params(spec.algorithm, spec.validation, spec.data.response_length, end)
+    params = validation_params(spec.algorithm, spec.validation, spec.data.response_length, model.tokens.end)
     sampler = client.sampler(params, n=spec.validation.samples_per_prompt, seed=spec.seed)
-    return VersionValidator(spec, folder, sets, sampler, generates, report, check)
+    samples = ValidationSampleWriter(folder, spec.observability.samples, model.tokenizer.decode_all, check)
+    return VersionValidator(spec, folder, sets, sampler, samples, generates, report, check)

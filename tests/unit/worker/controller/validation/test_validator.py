@@ -2,15 +2,21 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from upath import UPath
 
+from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.best import Best, best_step, kept_best
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.validation.validator import VersionValidator
+from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.samples.files import sample_steps
+from grpo_worker.samples.reader import samples
+from grpo_worker.samples.validation_writer import ValidationSampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 from support.loop_world import ValidationEngines, World, shared_gpus
 
@@ -19,6 +25,7 @@ SETS = [
     {"name": "more", "data": "reasoning-gym:gcd"},
 ]
 TIMES = ("seconds", "wall_time")
+TOKENIZER = load_tokenizer("preset:tiny-moe")
 
 
 def _world(folder: Path, validation: dict[str, Any] | None = None, **changes: Any) -> World:
@@ -28,6 +35,13 @@ def _world(folder: Path, validation: dict[str, Any] | None = None, **changes: An
 def _results(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "validation.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def _samples(folder: Path) -> list[dict[str, Any]]:
+    """Return the samples of all validations, without what differs between attempts."""
+    steps = sample_steps(folder / "validation_samples")
+    rows = [row for step in steps for row in samples(folder, step, validation=True)]
+    return [{k: v for k, v in row.items() if k not in ("attempt", "time")} for row in rows]
 
 
 def _losses(folder: Path) -> list[tuple[int, float, float]]:
@@ -84,6 +98,25 @@ def test_a_restart_validates_nothing_twice(tmp_path: Path, calm: Path) -> None:
     assert died and world.starts == 2
     assert _results(tmp_path) == _results(calm)
     assert world.board.get().validation == _status_of(calm, tmp_path)
+    assert _samples(tmp_path) == _samples(calm)
+
+
+def test_the_samples_of_a_validation_are_those_that_it_scored(tmp_path: Path, calm: Path) -> None:
+    validated = _world(tmp_path, {"samplesPerPrompt": 2, "temperature": 0.5})
+    validated.run()
+    for folder, responses in ((calm, 1), (tmp_path, 2)):
+        assert sample_steps(folder / "validation_samples") == [0, 2, 4, 6]
+        for result in _results(folder):
+            rows = list(samples(folder, result["step"], validation=True, of=result["set"]))
+            assert fmean(row["score"] for row in rows) == pytest.approx(result["score/mean"])
+            assert [row["uid"] for row in rows] == [
+                f"{prompt}.{number}"
+                for prompt in range(int(result["prompts"]))
+                for number in range(responses)
+            ]
+            assert {(row["version"], row["attempt"]) for row in rows} == {(result["step"], 1)}
+    last = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][-1]
+    assert last["samples/missing_validations"] == 0
 
 
 def test_a_validation_without_engines_is_given_up_and_costs_nothing_else(tmp_path: Path, calm: Path) -> None:
@@ -99,6 +132,8 @@ def test_a_validation_without_engines_is_given_up_and_costs_nothing_else(tmp_pat
     assert status.phase == Phase.SUCCEEDED and status.times_parked == 0 and world.starts == 1
     assert _losses(tmp_path) == _losses(calm)
     assert _results(tmp_path) == [r for r in _results(calm) if r["step"] != 2]
+    assert sample_steps(tmp_path / "validation_samples") == [0, 4, 6]
+    assert not (tmp_path / "validation_samples" / "draft").exists()
 
 
 def test_engines_on_the_trainers_gpus_validate_before_they_release_them(tmp_path: Path, calm: Path) -> None:
@@ -133,25 +168,33 @@ def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) ->
         (tmp_path / disk).mkdir()
         return VersionValidator(
             world.spec, JobFolder(store, tmp_path / disk), world.validation_sets(),
-            ValidationEngines(world, world.engines, 1), lambda _: None, lambda *_: None, lambda: None,
+            ValidationEngines(world, world.engines, 1),
+            ValidationSampleWriter(
+                JobFolder(store, tmp_path / disk), SamplesSpec(), TOKENIZER.decode_all, lambda: None
+            ),
+            lambda _: None, lambda *_: None, lambda: None,
         )  # fmt: skip
 
     world.score_of = lambda version: {4: 1.0}.get(version, 0.5)
     world.spec = world.spec.model_copy(update={"total_steps": 8})
     first = opened("lost")
-    first.begin_attempt(0)
+    first.begin_attempt(0, 1)
     for version in (0, 2, 4, 6):
         first.begin(Version(version))
         first.finish(lambda: None)
     first.flush()
+    assert sample_steps(store / "validation_samples") == [0, 2, 4, 6]
+    assert {row["score"] for row in samples(store, 4, validation=True)} == {1.0}
     asked = len(world.validated)
 
     second = opened("new")
-    second.begin_attempt(6)
+    second.begin_attempt(6, 2)
     assert second.results == first.results and best_step(store / "checkpoints") == 4
     second.begin(Version(6))
     second.finish(lambda: None)
+    second.flush()
     assert len(world.validated) == asked, "it was validated before"
+    assert sample_steps(store / "validation_samples") == [0, 2, 4, 6]
 
 
 def _status_of(calm: Path, folder: Path) -> Any:
