@@ -142,7 +142,8 @@ class GrpoLoop:
                 self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         if self._record.failed:
             write_page(self._page, self._record.check_claims)
-            self._board.update(phase=Phase.FAILED, message=self._record.failed)
+            regressed = self._record.regressed
+            self._board.update(phase=Phase.FAILED, message=self._record.failed, regressed=regressed)
         else:
             self._gpus.save().result()
             self._failures.finished()  # the next controller must not count a death
@@ -195,7 +196,7 @@ class GrpoLoop:
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
         self._samples.truncate(self._step)
-        self._validator.begin_attempt(self._step, self._record.attempt)
+        self._validator.begin_attempt(self._step, self._record.attempt, self._record.went_on_from(self._step))
 
     def _check_engines(self) -> str:
         """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
@@ -408,7 +409,7 @@ class GrpoLoop:
         self._gpus.stops(failure.cause)
         self._recovery.begins(failure.cause, failure.since, message)
         if failure.final:
-            self._failures.end(failure.message)
+            self._failures.end(failure.message, failure.regressed)
         else:
             log.warning("attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message)
             # The end of this controller in time is no failure, and nobody waits for the next attempt.

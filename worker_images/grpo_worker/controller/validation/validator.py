@@ -16,6 +16,7 @@ from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
 from grpo_worker.controller.model_files import ModelFiles
+from grpo_worker.controller.validation.regression import ValidationRegressedError, regression
 from grpo_worker.controller.validation.run import validate
 from grpo_worker.controller.validation.scores import metrics_of
 from grpo_worker.controller.validation.sets import ValidationSet
@@ -33,14 +34,21 @@ Figures = dict[str, dict[str, float]]
 class Validator(Protocol):
     """The part of a validator that the loop uses."""
 
-    def begin_attempt(self, step: int, attempt: int) -> None:
-        """Forget what was validated after ``step``, and what has not ended. ``attempt``: that begins."""
+    def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended.
+
+        ``attempt``: that begins. ``resumed``: step from which the job went on after it was resumed last; -1
+        if it never was. Raises as ``finish``.
+        """
 
     def begin(self, version: Version) -> None:
         """Start to validate a version that engines serve, if its turn has come and it was not validated."""
 
     def finish(self, check: Callable[[], None]) -> None:
-        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait."""
+        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait.
+
+        Raises ValidationRegressedError if the job is to end because of its scores.
+        """
 
     def flush(self) -> None:
         """Wait until all results are on the store."""
@@ -58,7 +66,7 @@ class NoValidator:
 
     results: list[ValidationResult] = []
 
-    def begin_attempt(self, step: int, attempt: int) -> None:
+    def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
         """Do nothing."""
 
     def begin(self, version: Version) -> None:
@@ -106,6 +114,8 @@ class VersionValidator:
         self._check = check
         self._best: tuple[float, int] | None = None  # score of keepBest's set, and the step with it
         self._results: dict[str, ValidationResult] = {}
+        self._scores: list[tuple[int, float]] = []  # of keepBest's set, with their steps
+        self._resumed = -1
         self._last = -1  # the last version that was validated
 
     @property
@@ -113,9 +123,9 @@ class VersionValidator:
         """Last and best score of each set, for the status."""
         return list(self._results.values())
 
-    def begin_attempt(self, step: int, attempt: int) -> None:
-        """Forget what was validated after ``step``, and what has not ended. ``attempt``: that begins."""
-        self._attempt = attempt
+    def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended; see Validator."""
+        self._attempt, self._resumed = attempt, resumed
         self._cancelled.set()
         if self._running is not None:
             wait([self._running[2]])
@@ -123,10 +133,11 @@ class VersionValidator:
         self._running, self._cancelled = None, threading.Event()
         self._log.truncate(step)
         self._samples.truncate(step)
-        self._results, self._last, self._best = {}, -1, None
+        self._results, self._last, self._best, self._scores = {}, -1, None, []
         for record in log_records(self._folder, FILE):
             self._note(record["step"], record["set"], record)
         self._keep_best()
+        self._stop_if_regressed()
 
     def begin(self, version: Version) -> None:
         """Start to validate a version that engines serve, if its turn has come and it was not validated."""
@@ -135,7 +146,7 @@ class VersionValidator:
             self._running = version, time.monotonic(), validated
 
     def finish(self, check: Callable[[], None]) -> None:
-        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait."""
+        """Wait until the validation has ended; see Validator."""
         if self._running is None:
             return
         version, began, validated = self._running
@@ -156,6 +167,7 @@ class VersionValidator:
             self._note(version, record["set"], record)
         self._keep_best()
         self._report(version, metrics_of(figures))
+        self._stop_if_regressed()
 
     def flush(self) -> None:
         """Wait until all results are on the store."""
@@ -191,6 +203,8 @@ class VersionValidator:
         score = figures.get("score/mean")
         if score is None:
             return
+        if name == self._spec.keep_best:
+            self._scores.append((step, score))
         saved = step > 0 and (step % self._between == 0 or step == self._total)
         if saved and name == self._spec.keep_best and (self._best is None or score > self._best[0]):
             self._best = score, step
@@ -210,6 +224,22 @@ class VersionValidator:
         if best != kept_best(self._root):
             self._check()
             keep_best(self._root, best)
+
+    def _stop_if_regressed(self) -> None:
+        """Raise ValidationRegressedError if the scores have fallen, unless all steps are done."""
+        if self._spec.on_regression != "stop" or self._last >= self._total:
+            return
+        margin, most = self._spec.regression_margin, self._spec.regression_validations
+        found = regression(self._scores, margin, most, self._resumed)
+        if found is None:
+            return
+        self._log.flush()  # no checkpoint follows
+        kept = "no checkpoint is kept for it"
+        if self._best is not None:
+            step = self._best[1]
+            kept = f"the checkpoint of step {step} is kept: checkpoint.resumeFrom starts another job from it"
+        text = found.text(self._spec.keep_best, margin)
+        raise ValidationRegressedError(f"validation.onRegression: {text}; {kept}")
 
 
 def validator_of(

@@ -12,6 +12,7 @@ from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.best import Best, best_step, kept_best
 from grpo_worker.common.store_path import JobFolder
+from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.validation.validator import VersionValidator
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.samples.files import sample_steps
@@ -160,6 +161,111 @@ def test_the_checkpoint_with_the_best_score_outlives_newer_ones(tmp_path: Path) 
     assert world.board.get().validation[0].best_step == 8
 
 
+FALLING = {0: 0.25, 2: 0.5, 4: 0.75, 6: 0.625, 8: 0.5, 10: 0.625}
+
+
+def _falling(folder: Path, steps: int = 12, **changes: Any) -> World:
+    """Return a job that is to end with the second validation in a row that is 0.1 below the best one."""
+    stop = {"onRegression": "stop", "keepBest": "gcd", "regressionMargin": 0.1, "regressionValidations": 2}
+    world = World(folder, steps=steps, validation={"sets": SETS, "everySteps": 2} | stop | changes)
+    world.score_of = lambda version: FALLING.get(version, 0.5)
+    return world
+
+
+def test_a_job_whose_scores_have_fallen_fails_and_keeps_its_best_checkpoint(tmp_path: Path) -> None:
+    world = _falling(tmp_path)
+    world.run()
+    status = world.board.get()
+    assert (status.phase, status.regressed, world.starts) == (Phase.FAILED, True, 1)
+    assert status.restarts.job == 0 and _results(tmp_path)[-1]["step"] == 8 and status.step == 8
+    assert "the mean score of gcd was more than 0.1 below its best one, 0.75 at step 4" in status.message
+    assert "in 2 validations in a row, the last with 0.5 at step 8" in status.message
+    assert "the checkpoint of step 4 is kept" in status.message
+    assert kept_best(tmp_path / "checkpoints") == Best(4, "gcd")
+    assert "0.75 at step 4" in (tmp_path / "run.html").read_text()
+    again = _falling(tmp_path)
+    again.run()
+    status = again.board.get()
+    assert (status.phase, status.regressed, again.starts) == (Phase.FAILED, True, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"onRegression": "continue"}, {"regressionMargin": 0.3}, {"regressionValidations": 6}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_job_goes_on_while_its_scores_are_good_enough(tmp_path: Path, changes: dict[str, Any]) -> None:
+    world = _falling(tmp_path, **changes)
+    world.run()
+    assert world.board.get().phase == Phase.SUCCEEDED
+
+
+def test_the_last_validation_ends_no_job(tmp_path: Path) -> None:
+    world = _falling(tmp_path, steps=8)
+    world.run()
+    assert world.board.get().phase == Phase.SUCCEEDED
+
+
+def test_a_replay_decides_as_the_run_did(tmp_path: Path) -> None:
+    ends = []
+    for folder, dies_at in (("calm", None), ("early", 6), ("late", 8)):
+        world = _falling(tmp_path / folder)
+        died: list[int] = []
+
+        def die(updates: int, world: World = world, at: int | None = dies_at, died: list[int] = died) -> None:
+            if updates == at and not died:
+                died.append(updates)
+                raise world.groups[-1].death()
+
+        world.before_update = die
+        world.run()
+        assert world.starts == 1 + len(died) and bool(died) == (dies_at is not None)
+        ends.append((world.board.get().message, _results(tmp_path / folder)))
+    assert ends[1:] == ends[:1] * 2
+
+
+def test_a_controller_that_dies_before_it_has_noted_the_end_decides_again(tmp_path: Path) -> None:
+    world = _falling(tmp_path, everySteps=4, regressionValidations=1)
+    world.score_of = lambda version: 1.0 - version / 10
+    noted: list[str] = []
+
+    def died(_record: RunRecord, reason: str, regressed: bool = False) -> None:
+        noted.append(reason)
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunRecord, "fail", died)
+        with pytest.raises(SystemExit):
+            world.run()
+    assert noted and not RunRecord.load(tmp_path / "run.json").failed
+    again = _falling(tmp_path, everySteps=4, regressionValidations=1)
+    again.score_of = world.score_of
+    again.run()
+    assert again.board.get().message == noted[0] and again.board.get().phase == Phase.FAILED
+
+
+def test_a_job_that_is_resumed_is_judged_by_later_validations(tmp_path: Path) -> None:
+    _falling(tmp_path).run()
+    resumed = _falling(tmp_path, steps=16)
+    resumed.resumes = 1
+    updates: list[int] = []
+
+    def die(update: int) -> None:  # the next attempt knows of the resumption too
+        updates.append(update)
+        if len(updates) == 2:
+            raise resumed.groups[-1].death()
+
+    resumed.before_update = die
+    resumed.run()
+    status, went_on = resumed.board.get(), RunRecord.load(tmp_path / "run.json").resumed_step
+    assert resumed.starts == 2 and status.phase == Phase.FAILED
+    assert f"at step {went_on + 4};" in status.message, "two validations after the resumption"
+    more = _falling(tmp_path, steps=16)
+    more.resumes, more.score_of = 2, lambda version: 0.75
+    more.run()
+    assert (more.board.get().phase, more.board.get().regressed) == (Phase.SUCCEEDED, False)
+
+
 def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) -> None:
     world = _world(tmp_path / "job", {"keepBest": "gcd"})
     store = UPath(f"memory:/{tmp_path}/job")
@@ -178,7 +284,7 @@ def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) ->
     world.score_of = lambda version: {4: 1.0}.get(version, 0.5)
     world.spec = world.spec.model_copy(update={"total_steps": 8})
     first = opened("lost")
-    first.begin_attempt(0, 1)
+    first.begin_attempt(0, 1, -1)
     for version in (0, 2, 4, 6):
         first.begin(Version(version))
         first.finish(lambda: None)
@@ -188,7 +294,7 @@ def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) ->
     asked = len(world.validated)
 
     second = opened("new")
-    second.begin_attempt(6, 2)
+    second.begin_attempt(6, 2, -1)
     assert second.results == first.results and best_step(store / "checkpoints") == 4
     second.begin(Version(6))
     second.finish(lambda: None)
