@@ -71,6 +71,10 @@ class StepLog:
         if self._pieces is not None:
             patiently(self._store_pieces, f"writing {self._path.name}")
 
+    def settle(self) -> None:
+        """Wait until everything that could be written is in the log, for a reader; see ``flush``."""
+        self._queue.join()
+
     def truncate(self, step: int) -> None:
         """Remove the records of all steps after ``step``, and records that were not completely written."""
         if self._pieces is not None:

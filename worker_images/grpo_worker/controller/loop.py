@@ -45,6 +45,7 @@ from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
+_LAST_RECORDS = 10.0  # seconds for the last step's record, which the page of a failed job shows
 
 
 class GrpoLoop:
@@ -141,6 +142,8 @@ class GrpoLoop:
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
                 self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         if self._record.failed:
+            wait(self._background, _LAST_RECORDS)
+            self._records.settle()
             write_page(self._page, self._record.check_claims)
             regressed = self._record.regressed
             self._board.update(phase=Phase.FAILED, message=self._record.failed, regressed=regressed)

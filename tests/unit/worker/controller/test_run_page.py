@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.best import Best, keep_best
 from grpo_worker.common.auth import FILE
+from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.status import page_routes
 from grpo_worker.controller.status.page_file import FILE as PAGE
@@ -76,13 +78,20 @@ def test_idle_time_is_part_of_each_step(tmp_path: Path) -> None:
         assert 0 <= trainers <= seconds and engines >= 0.9, "engines wait while the update takes a second"
 
 
-def test_a_job_that_fails_has_a_page_that_says_why(tmp_path: Path) -> None:
+def test_a_job_that_fails_has_a_page_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, steps=6, restartPolicy={"maxRestarts": 0})
 
     def fail(updates: int) -> None:
         if updates == 2:
             raise RuntimeError("the loss is strange")
 
+    write = StepLog._write
+
+    def slow(log: StepLog, step: int, lines: bytes) -> None:
+        time.sleep(0.2)  # the store is slow, and the page is made when the last record is there
+        write(log, step, lines)
+
+    monkeypatch.setattr(StepLog, "_write", slow)
     world.before_update = fail
     data = _run(world)
     assert data["status"]["phase"] == "Failed" and "the loss is strange" in data["status"]["message"]
