@@ -1,11 +1,15 @@
 """Validation on real engines: the training has the same bits with it and without it."""
 
 import json
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from grpo_devcluster.report import load
+from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.samples.reader import samples
 from support.jobs import ENDED, Start
 from support.runs import assert_same_steps
 
@@ -33,10 +37,24 @@ def _records(
     status = job.wait(ENDED, 900)
     assert status["phase"] == "Succeeded", status
     file = job.store() / "validation.jsonl"
-    lines = file.read_text().splitlines() if file.is_file() else []
+    results = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     records = load(job.store())
+    for result in results:
+        _check_samples(job.store(), result)
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
-    return records, [json.loads(line) for line in lines], status
+    return records, results, status
+
+
+def _check_samples(store: Path, result: dict[str, Any]) -> None:
+    """Check that the stored samples of a set are those that were scored, and that ids are their texts."""
+    tokenizer = load_tokenizer("preset:tiny-moe")
+    rows = list(samples(store, result["step"], of=result["set"]))
+    assert len(rows) == result["prompts"] == len({row["prompt_index"] for row in rows})
+    assert fmean(row["score"] for row in rows) == pytest.approx(result["score/mean"])
+    for row in rows:
+        assert row["version"] == result["step"] and row["engine"]
+        assert tokenizer.decode_all([row["prompt_ids"], row["answer_ids"]]) == [row["prompt"], row["answer"]]
+        assert len(row["rollout_log_probs"]) == len(row["answer_ids"]) > 0
 
 
 def test_validation_changes_no_bit_of_the_training_and_greedy_scores_repeat(start: Start) -> None:

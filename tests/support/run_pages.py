@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
+from grpo_worker.checkpointing.best import Best, keep_best
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder, StorePath
+from grpo_worker.controller.validation.scores import SetScores
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -105,6 +107,41 @@ def write_samples(
     writer.flush()
     assert writer.metrics()["samples/missing_steps"] == 0
     return rollouts
+
+
+def write_validations(
+    folder: Path, steps: Sequence[int], kept: Best | None = None, sets: Sequence[str] = ("aime", "math-500")
+) -> None:
+    """Write validations of steps, with eight responses to each of 40 prompts. ``kept``: because of them.
+
+    Those after the first of the steps are repeated.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = StepLog(folder / "validation.jsonl")
+    log.truncate(steps[0] - 1)
+    for step in steps:
+        records = []
+        for number, name in enumerate(sets):
+            noise, found = np.random.default_rng((step, number)), SetScores(8, 1.0)
+            chance = (0.2 + 0.3 * number) + 0.4 * (1 - math.exp(-step / 50))
+            for prompt in range(40):
+                right = noise.random(8) < min(max(chance + noise.normal(0, 0.25), 0.0), 1.0)
+                found.add(prompt, right.astype(float).tolist(), 800)
+            records.append({"set": name, "seconds": 41.5, **found.figures()})
+        log.append(step, records)
+    log.flush()
+    keep_best(folder / "checkpoints", kept)
+
+
+def validations_of(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
+    """Return step, mean and half interval of every measure by set, as in ``validation.jsonl``."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for line in (folder / "validation.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        for name in [name.removesuffix("/ci95") for name in values if name.endswith("/ci95")]:
+            point = [values["step"], values[f"{name}/mean"], values[f"{name}/ci95"]]
+            found.setdefault(values["set"], {}).setdefault(name, []).append(point)
+    return found
 
 
 def metrics_of(folder: Path) -> dict[str, list[list[float]]]:

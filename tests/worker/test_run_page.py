@@ -17,6 +17,7 @@ import pytest
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import record_from_test
 from grpo_operator.cli.kubectl.run_page import LocalServer, Relay
+from grpo_worker.checkpointing.best import Best
 from grpo_worker.common.auth import FILE
 from grpo_worker.common.listeners import Server
 from grpo_worker.common.store_path import JobFolder
@@ -26,11 +27,21 @@ from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application
 from support.browser import Page, browser_page
 from support.engine_server import free_port
-from support.run_pages import MODEL, metrics_of, record, write_records, write_restarts, write_samples
+from support.run_pages import (
+    MODEL,
+    metrics_of,
+    record,
+    validations_of,
+    write_records,
+    write_restarts,
+    write_samples,
+    write_validations,
+)
 
 pytestmark = pytest.mark.slow  # brings 200 MB of packages once, and starts a browser for each test
 
 STEPS = 120
+KEPT = Best(90, "aime")
 RESTARTS = (
     (37, "infrastructure", "rank 12 on node gpu-7: the pod was lost"),
     (71, "job", "rank 3: the loss is not finite"),
@@ -53,6 +64,11 @@ HOSTILE = (
 )
 DRAWN = """[...document.querySelectorAll("figure[data-metric]")].map((figure) => [
   figure.dataset.metric, figure.querySelector("polyline").points.length])"""
+# By figure of a set: its title, the points of each curve, and whether it marks the checkpoint that is kept.
+VALIDATED = """[...document.querySelectorAll("figure[data-set]")].map((figure) => [
+  figure.dataset.set, figure.dataset.part,
+  [...figure.querySelectorAll("polyline")].map((line) => line.points.length),
+  figure.querySelectorAll("polygon.band").length, figure.querySelectorAll("circle.best").length])"""
 
 
 @pytest.fixture
@@ -60,6 +76,7 @@ def job(tmp_path: Path) -> Path:
     folder = tmp_path / "rl-qwen3-1f0c2d3e"
     write_records(folder, range(1, STEPS + 1))
     write_restarts(folder, *RESTARTS)
+    write_validations(folder, range(0, STEPS + 1, 10), KEPT)
     for step in (1, 60, 120):
         write_samples(folder, step, QUESTIONS, ANSWERS)
     return folder
@@ -113,6 +130,11 @@ async def series(page: Page) -> dict[str, list[list[float]]]:
     return {one["name"]: one["points"] for one in found}
 
 
+async def validated(page: Page) -> dict[str, dict[str, list[list[float]]]]:
+    found = await page.value("runPage.data.validation.sets")
+    return {one["name"]: {curve["name"]: curve["points"] for curve in one["curves"]} for one in found}
+
+
 async def open_all(page: Page) -> None:
     await page.value("document.getElementById('more').open = true")
     await page.until("document.querySelectorAll('figure[data-metric]').length === runPage.data.series.length")
@@ -133,6 +155,17 @@ async def test_a_file_draws_every_point_of_the_metrics_and_asks_nobody(job: Path
         )
         assert await page.value("[...document.querySelectorAll('#idle polyline')].length") == 2
         assert "Succeeded" in await page.value("document.querySelector('header').textContent")
+        assert await validated(page) == validations_of(job)
+        points = STEPS // 10 + 1
+        assert await page.value(VALIDATED) == [
+            [name, part, [points] * count, count, int(part == "score" and name == KEPT.set)]
+            for name in ("aime", "math-500") for part, count in (("score", 1), ("pass@k", 4))
+        ]  # fmt: skip
+        mean, half = next((p[1], p[2]) for p in validations_of(job)[KEPT.set]["score"] if p[0] == KEPT.step)
+        said = await page.value("document.getElementById('validation-note').textContent")
+        readings = "[...document.querySelectorAll('figure[data-set] .legend')].map((n) => n.textContent)"
+        assert [text.count("±") for text in await page.value(readings)] == [4, 4]
+        assert f"step {KEPT.step} is kept as the best of {KEPT.set}: {mean:.3g} ± {half:.3g}" in said
         assert page.requests == [url] and not page.problems
     record_from_test("experience", {"page_points_equal": sum(map(len, written.values()))})
 
@@ -177,6 +210,24 @@ async def test_new_steps_appear_without_a_reload_and_repeated_ones_are_replaced(
         assert page.requests and all(request.startswith(base) for request in page.requests)
 
 
+async def test_new_validations_appear_without_a_reload_and_repeated_ones_are_replaced(
+    job: Path, live: Live
+) -> None:
+    async with browser_page() as page:
+        await page.open(live.url)
+        await page.value("window.marker = 'the same page'")
+        write_validations(job, [STEPS + 10], Best(STEPS + 10, "math-500"))
+        await page.until(f"runPage.data.validation.last === {STEPS + 10}")
+        assert await validated(page) == validations_of(job)
+        assert [one[2][0] for one in await page.value(VALIDATED)] == [STEPS // 10 + 2] * 4
+        await page.until("document.querySelector('figure[data-set=math-500] circle.best')")
+        write_validations(job, [STEPS], KEPT)  # the run has gone back
+        await page.until(f"runPage.data.validation.last === {STEPS}")
+        assert await validated(page) == validations_of(job)
+        assert not await page.value("document.querySelector('figure[data-set=math-500] circle.best')")
+        assert await page.value("window.marker") == "the same page" and not page.problems
+
+
 async def test_the_page_says_when_the_controller_is_away_and_goes_on_when_it_is_back(live: Live) -> None:
     async with browser_page() as page:
         await page.open(live.url)
@@ -209,6 +260,7 @@ async def test_any_group_of_any_step_can_be_asked_for(live: Live, job: Path) -> 
 async def test_hostile_text_is_shown_and_does_nothing(live: Live, job: Path) -> None:
     write_samples(job, STEPS, [f"prompt {text}" for text in HOSTILE], HOSTILE)
     write_restarts(job, (STEPS, "job", HOSTILE[0]))
+    write_validations(job, [0, STEPS], Best(STEPS, HOSTILE[1]), [*HOSTILE, "__proto__"])
     live.board.update(message=HOSTILE[1])
     write_records(job, [STEPS + 1], lambda step: record(step) | {HOSTILE[1]: 1.0})
     for url in (page_file(job), live.url):
@@ -227,6 +279,8 @@ async def test_hostile_text_is_shown_and_does_nothing(live: Live, job: Path) -> 
                         "[...document.querySelectorAll('.answer .text')].map((n) => n.textContent)"
                     )
                     assert sorted(shown) == sorted(HOSTILE)
+            sets = "[...document.querySelectorAll('figure[data-set]')].map((n) => n.dataset.set)"
+            assert list(dict.fromkeys(await page.value(sets))) == [*HOSTILE, "__proto__"]
             await open_all(page)
             await asyncio.sleep(4)  # a poll, and what images and scripts would have loaded
             assert await page.value("window.hacked") is None
@@ -265,7 +319,8 @@ async def test_tokens_are_colored_by_their_log_probabilities(job: Path) -> None:
         if os.environ.get("GRPO_RECORD") == "1":
             images = REPO / "docs" / "images"
             images.mkdir(exist_ok=True)
-            curves, steps, samples = (f"main section:nth-child({number})" for number in (1, 2, 3))
+            curves, scores, steps, samples = (f"main section:nth-child({number})" for number in range(1, 5))
             (images / "run-page-curves.png").write_bytes(await page.picture("header", curves))
+            (images / "run-page-validation.png").write_bytes(await page.picture(scores))
             (images / "run-page-steps.png").write_bytes(await page.picture(steps))
             (images / "run-page-samples.png").write_bytes(await page.picture(samples))

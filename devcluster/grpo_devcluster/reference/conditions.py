@@ -88,6 +88,8 @@ _REASONS = {
     "[networking](../guides/networking.md#what-nccl-chose).",
     "NoLandlock": "`reward.sandbox: bestEffort` runs programs on a node whose kernel has no Landlock. They "
     "can read the files of the controller's pod. See [security](../concepts/security.md#code-of-the-job).",
+    "ValidationRegressed": "The job has failed because its scores have fallen (`validation.onRegression`). "
+    "The message names the best step. See [validation](../guides/validation.md#when-scores-fall).",
     "PoolsWhole": "All ranks and engines are ready.",
     "PoolsIncomplete": "Some ranks or engines are not ready. They are restarted or replaced.",
     "EnginesServing": "At least `minAvailable` engines serve.",

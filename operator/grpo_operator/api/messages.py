@@ -161,7 +161,7 @@ class ControllerStatus(Message):
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
     ``writer``: identity of the job, "" from an image that does not report it yet.
-    ``validation``: of each validation set.
+    ``validation``: of each validation set. ``regressed``: the run has failed because scores have fallen.
     ``resumed_from``: checkpoint of another job that this controller has started the job from, or "".
     ``resumes``: those in its JobConfig, None from an image that does not report them yet.
     """
@@ -205,6 +205,7 @@ class ControllerStatus(Message):
     profiles: list[ProfileReport] = Field(default_factory=list)
     writer: str = ""
     validation: list[ValidationResult] = Field(default_factory=list)
+    regressed: bool = False
     resumed_from: str = ""
     resumes: int | None = None
     superseded: bool = False

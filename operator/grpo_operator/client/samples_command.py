@@ -5,9 +5,10 @@ _PROGRAM = ("python3", "-m", "grpo_worker.controller.show_samples")
 
 def samples_command(
     *, step: int | None = None, prompt: int | None = None, limit: int | None = None, order: str = "",
-    tokens: bool = False,
+    tokens: bool = False, validation: bool = False, of: str | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return the command; see the program's own options."""
-    given = {"--step": step, "--prompt": prompt, "--order": order or None, "--limit": limit}
+    """Return the command; see the program's own options. ``of``: its ``--set``."""
+    given = {"--step": step, "--set": of, "--prompt": prompt, "--order": order or None, "--limit": limit}
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    return [*_PROGRAM, *options, *(["--tokens"] if tokens else [])]
+    flags = {"--tokens": tokens, "--validation": validation}
+    return [*_PROGRAM, *options, *(flag for flag, wanted in flags.items() if wanted)]

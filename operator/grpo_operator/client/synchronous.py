@@ -134,15 +134,18 @@ class GRPOClient:
 
     def samples(
         self, name: str, *, step: int | None = None, prompt: int | None = None, limit: int | None = None,
-        tokens: bool = False,
+        tokens: bool = False, validation: bool = False, of: str | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Return samples of a step of a job that runs: prompt, answer, score and more by column.
 
         ``step``: None: the last one that has samples. ``prompt``: index of the only prompt whose answers are
         wanted. ``limit``: at most so many. ``tokens``: with the ids and log-probabilities of all tokens.
+        ``validation``: of the validation of the weights after the step. ``of``: only of this validation set.
         Raises LookupError as ``metrics`` does, and returns nothing for a step without samples.
         """
-        command = samples_command(step=step, prompt=prompt, limit=limit, tokens=tokens)
+        command = samples_command(
+            step=step, prompt=prompt, limit=limit, tokens=tokens, validation=validation, of=of
+        )
         return self._read(name, "samples", lambda _: command)
 
     def samples_frame(self, name: str, **options: Any) -> Any:

@@ -29,7 +29,10 @@ ROOTS = [
     REPO / "worker_images" / "grpo_worker" / "weightsync" / "planner",
 ]
 # Folders of a job's store and of the machine.
-STORED = ("attempts/", "export/", "profile/", "pending/", "volumes/", "wandb/", "tensorboard/", "/")
+STORED = (
+    "attempts/", "export/", "pending/", "profile/", "samples/", "tensorboard/", "validation_samples/",
+    "volumes/", "wandb/", "/",
+)  # fmt: skip
 
 
 def name_of(page: Path) -> str:

@@ -24,9 +24,9 @@ class LogPieces:
 
     @property
     def last(self) -> int:
-        """The newest step whose records are there; 0: there are none."""
+        """The newest step whose records are there; -1: there are none."""
         if self._last is None:
-            self._last = max((last for _, last in self._steps()), default=0)
+            self._last = max((last for _, last in self._steps()), default=-1)
         return self._last
 
     def add(self, first: int, last: int, lines: bytes) -> None:

@@ -71,6 +71,10 @@ class StepLog:
         if self._pieces is not None:
             patiently(self._store_pieces, f"writing {self._path.name}")
 
+    def settle(self) -> None:
+        """Wait until everything that could be written is in the log, for a reader; see ``flush``."""
+        self._queue.join()
+
     def truncate(self, step: int) -> None:
         """Remove the records of all steps after ``step``, and records that were not completely written."""
         if self._pieces is not None:
@@ -153,11 +157,11 @@ def first_record_of_last_step(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def records_from(path: Path, step: int, most: int) -> list[dict[str, Any]]:
+def records_from(path: Path, step: int, most: int, whole: bool = False) -> list[dict[str, Any]]:
     """Return the first record of each step of the log at ``path``, from ``step`` on if it has that one.
 
-    ``most``: bytes that are read, more only if the first step has more. For other threads and processes than
-    the one that writes: a log that is truncated meanwhile ends the list.
+    ``most``: bytes that are read, more only if the first step has more. ``whole``: all records of each step.
+    For other threads and processes than the one that writes: a log that is truncated meanwhile ends the list.
     """
     index = path.with_name(path.name + ".index")
     if not index.exists():
@@ -172,7 +176,8 @@ def records_from(path: Path, step: int, most: int) -> list[dict[str, Any]]:
             if found and end - begin > most:
                 break
             log.seek(start)
-            found.append(json.loads(log.readline(end - start)))
+            lines = log.read(end - start).splitlines() if whole else [log.readline(end - start)]
+            found += [json.loads(line) for line in lines]
     return found
 
 

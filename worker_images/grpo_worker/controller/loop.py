@@ -45,6 +45,7 @@ from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
+_LAST_RECORDS = 10.0  # seconds for the last step's record, which the page of a failed job shows
 
 
 class GrpoLoop:
@@ -104,7 +105,7 @@ class GrpoLoop:
             self._record.check_claims, inputs.fork,
         )  # fmt: skip
         self._validator = validator_of(
-            spec, folder, inputs.validation, client, inputs.model.tokens.end,
+            spec, folder, inputs.validation, client, inputs.model,
             partial(self._gpus.generates, purpose="validation"), self._records.validated,
             self._record.check_claims,
         )  # fmt: skip
@@ -141,8 +142,11 @@ class GrpoLoop:
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
                 self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         if self._record.failed:
+            wait(self._background, _LAST_RECORDS)
+            self._records.settle()
             write_page(self._page, self._record.check_claims)
-            self._board.update(phase=Phase.FAILED, message=self._record.failed)
+            regressed = self._record.regressed
+            self._board.update(phase=Phase.FAILED, message=self._record.failed, regressed=regressed)
         else:
             self._gpus.save().result()
             self._failures.finished()  # the next controller must not count a death
@@ -195,7 +199,7 @@ class GrpoLoop:
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
         self._samples.truncate(self._step)
-        self._validator.begin_attempt(self._step)
+        self._validator.begin_attempt(self._step, self._record.attempt, self._record.went_on_from(self._step))
 
     def _check_engines(self) -> str:
         """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
@@ -243,7 +247,7 @@ class GrpoLoop:
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
         metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
-        metrics |= self._samples.metrics() | self._gpus.idle
+        metrics |= self._samples.metrics() | self._validator.metrics() | self._gpus.idle
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
@@ -408,7 +412,7 @@ class GrpoLoop:
         self._gpus.stops(failure.cause)
         self._recovery.begins(failure.cause, failure.since, message)
         if failure.final:
-            self._failures.end(failure.message)
+            self._failures.end(failure.message, failure.regressed)
         else:
             log.warning("attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message)
             # The end of this controller in time is no failure, and nobody waits for the next attempt.

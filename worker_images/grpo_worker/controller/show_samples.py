@@ -16,7 +16,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     folder = options.folder or _of_this_pod()
     try:
-        found = samples(folder, options.step, options.prompt, options.order, options.tokens)
+        found = samples(
+            folder, options.step, options.prompt, options.order, options.tokens,
+            validation=options.validation, of=options.set,
+        )  # fmt: skip
         for sample in islice(found, options.limit):
             print(json.dumps(sample, default=str))
     except LookupError as error:
@@ -32,6 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="of a job; default: of this pod's job")
     parser.add_argument("--step", type=int, help="default: the last step that has samples")
+    parser.add_argument("--validation", action="store_true", help="of the validation of a step's weights")
+    parser.add_argument("--set", metavar="NAME", help="only of this validation set")
     parser.add_argument("--prompt", type=int, metavar="INDEX", help="only the answers to one prompt")
     parser.add_argument(
         "--order", default="", metavar="COLUMN", help="smallest first; -COLUMN: largest first"

@@ -85,6 +85,10 @@ class StepRecords:
         """Wait until all records are on the store: only then may a checkpoint of their steps count."""
         self._writer.flush()
 
+    def settle(self) -> None:
+        """Wait until all records that could be written can be read."""
+        self._writer.settle()
+
     def end(self) -> None:
         """Finish all sinks: the job is complete."""
         self._writer.end()

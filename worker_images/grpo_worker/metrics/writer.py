@@ -60,6 +60,10 @@ class MetricsWriter:
         """Wait until all records are on the store: only then may a checkpoint of their steps count."""
         self._log.flush()
 
+    def settle(self) -> None:
+        """Wait until all records that could be written can be read."""
+        self._log.settle()
+
     def end(self) -> None:
         """Finish all sinks: the job is complete. A slow sink is waited for, but not for long."""
         self._each(lambda sink: sink.end())

@@ -21,7 +21,7 @@ MAIN = (
     "timing_s/step",
 )
 _NO_METRICS = ("step", "wall_time")
-Point = tuple[int, float]
+Point = tuple[int, float, *tuple[float, ...]]  # step, value, and what else belongs to the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Curves:
         values = numbers(record)
         for name in chosen(values, self._limits.metrics):
             if name not in self._curves and len(self._curves) < self._limits.metrics:
-                self._curves[name] = Buckets(self._limits.buckets, _both)
+                self._curves[name] = Buckets(self._limits.buckets, extremes)
             if name in self._curves:
                 self._curves[name].add(step, Extremes((step, values[name]), (step, values[name])))
         self._left_out |= values.keys() - self._curves.keys()
@@ -100,7 +100,8 @@ class Curves:
         ]
 
 
-def _both(one: Extremes, other: Extremes) -> Extremes:
+def extremes(one: Extremes, other: Extremes) -> Extremes:
+    """Return the extremes of two intervals together."""
     return Extremes(
         min(one.low, other.low, key=lambda point: point[1]),
         max(one.high, other.high, key=lambda point: point[1]),

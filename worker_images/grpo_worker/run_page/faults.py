@@ -19,6 +19,7 @@ UNTIL_STEP = {
     "reward/failures": "rewards failed",
     "recovery/checkpoint_put_off_steps": "checkpoints put off",
     "samples/missing_steps": "steps without samples in the store",
+    "samples/missing_validations": "validations without samples in the store",
 }
 NOT_FINITE = "metrics that are not finite"
 RESTART = "restart"

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-_SCRIPTS = ("charts.js", "curves.js", "samples.js", "page.js")
+_SCRIPTS = ("charts.js", "curves.js", "validation.js", "samples.js", "page.js")
 # In JSON these can stand in strings only; escaped, no text can end the element that it is in.
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 

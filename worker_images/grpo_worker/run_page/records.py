@@ -5,11 +5,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from grpo_worker.checkpointing.best import Best, kept_best
 from grpo_worker.common.log_records import json_lines, log_records
-from grpo_worker.common.step_log import records_from
+from grpo_worker.common.step_log import first_record_of_last_step, records_from
 from grpo_worker.common.store_path import JobFolder, has_file
 
 METRICS = "metrics.jsonl"
+VALIDATION = "validation.jsonl"
 _TAIL_BYTES = 1 << 20  # of new steps in one answer
 
 
@@ -29,6 +31,31 @@ def new_records(folder: JobFolder, step: int, time: float) -> list[dict[str, Any
     if step and found:
         return None  # without its record nothing is known of the steps before
     return [{"step": 0}, *found] if found else []
+
+
+def validation_records(folder: JobFolder) -> Iterator[dict[str, Any]]:
+    """Yield the records of all validations, one for each set and version."""
+    return log_records(folder, VALIDATION)
+
+
+def new_validations(folder: JobFolder, step: int) -> list[dict[str, Any]] | None:
+    """Return the records of the validations after ``step``, of bounded size.
+
+    None: the validation of ``step`` has been removed since, because a restart repeats the version.
+    """
+    log = folder.disk / VALIDATION
+    newest = first_record_of_last_step(log)
+    last = -1 if newest is None else newest["step"]
+    # With an object store the log of a new pod begins after what the store has.
+    if last < step and (newest is not None or folder.pieces is None):
+        return None
+    found = records_from(log, step + 1, _TAIL_BYTES, whole=True)
+    return [record for record in found if record["step"] > step]
+
+
+def kept_checkpoint(folder: JobFolder) -> Best | None:
+    """Return the checkpoint that is kept because of its validation; None: there is none."""
+    return kept_best(folder.store / "checkpoints")
 
 
 def recoveries(folder: JobFolder) -> Iterator[dict[str, Any]]:

@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_worker.common.store_path import StorePath, children
+from grpo_worker.common.store_path import StorePath
 from grpo_worker.run_page.limits import Limits
 from grpo_worker.run_page.sample_cards import group_card, within
 from grpo_worker.run_page.sample_choice import Group, groups, overview, ranked_answers, spread_out, telling
 from grpo_worker.run_page.token_texts import Decode
-from grpo_worker.samples.writer import FOLDER, file_name, step_of
+from grpo_worker.samples.files import TRAINING, sample_file, sample_steps
 
 
 def sampled_steps(folder: StorePath) -> list[int]:
     """Return the steps of a job whose samples are in its folder."""
-    return sorted(step_of(name) for name in children(folder / FOLDER) if name.endswith(".parquet"))
+    return sample_steps(folder / TRAINING)
 
 
 def chosen_steps(folder: StorePath, decode: Decode | None, limits: Limits) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def step_samples(
     """
     if step not in sampled_steps(folder):
         raise LookupError(f"there are no samples of step {step}")
-    with _opened(folder / FOLDER / file_name(step)) as file:
+    with _opened(sample_file(folder / TRAINING, step)) as file:
         few = file.read(["prompt_index", "score", "log_prob_gap_mean"], use_threads=False).to_pydict()
         found = groups(few["prompt_index"], few["score"], few["log_prob_gap_mean"])
         shown = telling(found, limits.groups) if prompt is None else _only(found, prompt, step)

@@ -11,9 +11,16 @@ from grpo_worker.run_page.curves import MAIN, Curves
 from grpo_worker.run_page.faults import Faults
 from grpo_worker.run_page.limits import Limits
 from grpo_worker.run_page.phases import Phases
-from grpo_worker.run_page.records import recoveries, run_record, step_records
+from grpo_worker.run_page.records import (
+    kept_checkpoint,
+    recoveries,
+    run_record,
+    step_records,
+    validation_records,
+)
 from grpo_worker.run_page.samples import chosen_steps
 from grpo_worker.run_page.token_texts import Decode
+from grpo_worker.run_page.validations import validations
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ def snapshot(run: Run, limits: Limits | None = None) -> dict[str, Any]:
         "job": run.name,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         "status": status(run_record(run.folder), found["last"]["step"], total),
+        "validation": validations(validation_records(run.folder), kept_checkpoint(run.folder), limits),
         "samples": chosen_steps(run.folder.store, run.decode, limits),
     }
 

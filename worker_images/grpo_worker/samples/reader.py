@@ -1,4 +1,4 @@
-"""Reads the samples of a step from a job's folder."""
+"""Reads the samples of a step or of a validation from a job's folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,44 +8,64 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from grpo_worker.common.store_path import StorePath, children
-from grpo_worker.samples.table import SCHEMA
-from grpo_worker.samples.writer import FOLDER, file_name, step_of
+from grpo_worker.common.store_path import StorePath
+from grpo_worker.samples.files import TRAINING, VALIDATION, sample_file, sample_steps
 
 _TOKENS = ("prompt_ids", "answer_ids", "rollout_log_probs", "old_log_probs")
-_FEW = [name for name in SCHEMA.names if name not in _TOKENS]
+# What is written, and the field that says of how many prompts.
+_FIELDS = {TRAINING: "spec.observability.samples", VALIDATION: "spec.observability.samples.validationPrompts"}
 
 
 def samples(
-    folder: StorePath,
-    step: int | None = None,
-    prompt: int | None = None,
-    order: str = "",
-    tokens: bool = True,
-) -> Iterator[dict[str, Any]]:
+    folder: StorePath, step: int | None = None, prompt: int | None = None, order: str = "",
+    tokens: bool = True, *, validation: bool = False, of: str | None = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield samples of a step as dictionaries. ``folder``: of a job. ``step``: None: the last one.
 
     ``prompt``: only the answers to the prompt of this index. ``order``: column, the smallest value first, or
     ``-COLUMN``. ``tokens``: with the columns that have a value for each token, which are nearly all bytes of
-    a file. Raises LookupError that names the steps that there are.
+    a file. ``validation``: of the validation of the weights after the step. ``of``: only of the validation
+    set of this name. Raises LookupError that names the steps, columns or sets that there are.
     """
-    names = sorted(children(folder / FOLDER))
-    if not names:
-        raise LookupError(f"{folder / FOLDER} has no samples: see spec.observability.samples")
-    wanted = names[-1] if step is None else file_name(step)
-    if wanted not in names:
-        first, last = step_of(names[0]), step_of(names[-1])
-        raise LookupError(f"there are no samples of step {step}: there are some of steps {first} to {last}")
-    # Threads of pyarrow that still run when the interpreter ends can abort the process.
-    file = folder / FOLDER / wanted
-    source = file if isinstance(file, Path) else pa.BufferReader(file.read_bytes())
-    table = pq.ParquetFile(source, pre_buffer=False).read(None if tokens else _FEW, use_threads=False)
+    place = folder / (VALIDATION if validation or of is not None else TRAINING)
+    table = _table(sample_file(place, _step(place, step)), tokens)
+    if of is not None:
+        table = _of_set(table, of)
     if prompt is not None:
         table = table.filter(pc.equal(table["prompt_index"], prompt))
+    if order and order.removeprefix("-") not in table.column_names:
+        columns = ", ".join(table.column_names)
+        raise LookupError(f"there is no column {order.removeprefix('-')}: there are {columns}")
     if order:
-        name = order.removeprefix("-")
-        if name not in table.column_names:
-            raise LookupError(f"there is no column {name}: there are {', '.join(table.column_names)}")
-        table = table.sort_by([(name, "descending" if order.startswith("-") else "ascending")])
+        way = "descending" if order.startswith("-") else "ascending"
+        table = table.sort_by([(order.removeprefix("-"), way)])
+    elif "set" in table.column_names:  # written in the order in which engines responded
+        table = table.sort_by([("set", "ascending"), ("prompt_index", "ascending")])
     for batch in table.to_batches(64):
         yield from batch.to_pylist()
+
+
+def _step(place: StorePath, wanted: int | None) -> int:
+    steps = sample_steps(place)
+    if not steps:
+        raise LookupError(f"{place} has no samples: see {_FIELDS[place.name]}")
+    if wanted is not None and wanted not in steps:
+        raise LookupError(
+            f"there are no samples of step {wanted}: there are some of steps {steps[0]} to {steps[-1]}"
+        )
+    return steps[-1] if wanted is None else wanted
+
+
+def _table(file: StorePath, tokens: bool) -> pa.Table:
+    # Threads of pyarrow that still run when the interpreter ends can abort the process.
+    source = file if isinstance(file, Path) else pa.BufferReader(file.read_bytes())
+    parquet = pq.ParquetFile(source, pre_buffer=False)
+    few = [name for name in parquet.schema_arrow.names if name not in _TOKENS]
+    return parquet.read(None if tokens else few, use_threads=False)
+
+
+def _of_set(table: pa.Table, name: str) -> pa.Table:
+    there = table["set"].unique().to_pylist()
+    if name not in there:
+        raise LookupError(f"there are no samples of set {name}: there are some of {', '.join(there)}")
+    return table.filter(pc.equal(table["set"], name))

@@ -1,6 +1,6 @@
 """The samples of a step as rows of a table."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,23 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class StepSamples:
-    """Samples that a step has consumed.
-
-    ``time``: seconds since the epoch. ``scores``: of ``rollouts.samples``, with the reward model's part.
-    ``batch``: the same samples, with the columns old_log_probs and advantages.
-    """
+class Origin:
+    """What all samples of a file have in common. ``time``: seconds since the epoch."""
 
     step: int
     attempt: int
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """Samples that a step has consumed.
+
+    ``scores``: of ``rollouts.samples``, with the reward model's part. ``batch``: the same samples, with the
+    columns old_log_probs and advantages.
+    """
+
+    origin: Origin
     rollouts: RolloutBatch
     scores: Sequence[float]
     batch: RaggedBatch
@@ -72,14 +79,14 @@ def tables(step: StepSamples, decode: Decode, prompts: int | None) -> Iterator[p
     for first in range(0, len(trained), ROWS):
         rows = trained[first : first + ROWS]
         samples = [rollouts.samples[row] for row in rows]
-        yield _table(step, samples, known, decode, _trained(step, rows))
+        yield table_of(step.origin, samples, known, decode, _trained(step, rows))
     left_out = [sample for sample in rollouts.left_out if sample.prompt_index in wanted]
     for first in range(0, len(left_out), ROWS):
         samples = left_out[first : first + ROWS]
-        yield _table(step, samples, known, decode, {"dropped": [EQUAL_SCORES] * len(samples)})
+        yield table_of(step.origin, samples, known, decode, {"dropped": [EQUAL_SCORES] * len(samples)})
     refused = {index: reason for index, reason in rollouts.refused.items() if index in wanted}
     if refused:
-        yield _refused(step, refused, known, decode)
+        yield table_of_refused(step.origin, refused, known, decode, {})
 
 
 def _trained(step: StepSamples, rows: Sequence[int]) -> dict[str, Any]:
@@ -102,18 +109,22 @@ def _trained(step: StepSamples, rows: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _table(
-    step: StepSamples,
+def table_of(
+    origin: Origin,
     samples: Sequence[Sample],
-    prompts: dict[int, Prompt],
+    prompts: Mapping[int, Prompt],
     decode: Decode,
     more: dict[str, Any],
 ) -> pa.Table:
+    """Return a row for each sample.
+
+    ``prompts``: by index. ``more``: columns in addition, or in place of these.
+    """
     own = [prompts[sample.prompt_index] for sample in samples]
     answers = [np.frombuffer(sample.ids, np.int32) for sample in samples]  # type: ignore[call-overload]
     numbers = [np.frombuffer(sample.log_probs, np.float32) for sample in samples]  # type: ignore[call-overload]
     return _complete(
-        step,
+        origin,
         {
             "uid": [sample.uid for sample in samples],
             "prompt_index": [sample.prompt_index for sample in samples],
@@ -131,9 +142,17 @@ def _table(
     )
 
 
-def _refused(
-    step: StepSamples, refused: dict[int, str], prompts: dict[int, Prompt], decode: Decode
+def table_of_refused(
+    origin: Origin,
+    refused: Mapping[int, str],
+    prompts: Mapping[int, Prompt],
+    decode: Decode,
+    more: dict[str, Any],
 ) -> pa.Table:
+    """Return a row without an answer for each prompt. ``refused``: the engines' reasons by index.
+
+    ``more``: as in ``table_of``.
+    """
     own = [prompts[index] for index in refused]
     columns = {
         "prompt_index": list(refused),
@@ -141,12 +160,12 @@ def _refused(
         "prompt_ids": [list(prompt.ids) for prompt in own],
         "dropped": list(refused.values()),
     }
-    return _complete(step, columns, len(own))
+    return _complete(origin, columns | more, len(own))
 
 
-def _complete(step: StepSamples, columns: dict[str, Any], rows: int) -> pa.Table:
+def _complete(origin: Origin, columns: dict[str, Any], rows: int) -> pa.Table:
     """Return a table of all columns; those that are not given have no values."""
-    common = {"step": step.step, "attempt": step.attempt, "time": int(step.time * 1000)}
+    common = {"step": origin.step, "attempt": origin.attempt, "time": int(origin.time * 1000)}
     columns = {name: [value] * rows for name, value in common.items()} | columns
     given = {name: values for name, values in columns.items() if values is not None}
     arrays = [

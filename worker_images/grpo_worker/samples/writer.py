@@ -1,26 +1,19 @@
 """Writer of the samples of each step, beside the next step."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-
-import pyarrow.parquet as pq
 
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
-from grpo_worker.common.files import rename
 from grpo_worker.common.ragged_batch import RaggedBatch
-from grpo_worker.common.store_path import JobFolder, StorePath, children, remove_file
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.rollout.batch_file import RolloutBatch
-from grpo_worker.samples.table import SCHEMA, Decode, StepSamples, tables
+from grpo_worker.samples.files import TRAINING, SampleFiles
+from grpo_worker.samples.table import SCHEMA, Decode, Origin, StepSamples, tables
 
 log = logging.getLogger(__name__)
-FOLDER = "samples"
-_SUFFIX = ".parquet"
-_REPEATED = ["step", "attempt", "time", "prompt", "dropped", "version", "engine"]  # columns of few values
 
 
 class SampleWriter:
@@ -38,14 +31,11 @@ class SampleWriter:
         check: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``decode``: see ``tables``. ``check``: called before a file appears; raises if this job has another
-        controller now.
-        """
+        """``decode``: see ``tables``. ``check``: see ``SampleFiles``."""
         self._missing = 0  # steps without their file
         self._seconds = 0.0  # of the last file
-        self._place: StorePath = folder.store / FOLDER
-        self._draft = folder.disk / FOLDER / "draft"
-        self._spec, self._decode, self._check, self._clock = spec, decode, check, clock
+        self._files = SampleFiles(folder, TRAINING, check)
+        self._spec, self._decode, self._clock = spec, decode, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._writing: Future[None] | None = None
         self._removing: Future[None] | None = None
@@ -60,7 +50,7 @@ class SampleWriter:
         if self._writing is not None and not self._writing.done():  # two steps' samples may not fit in memory
             self._note(step, "the store is slower than the steps")
             return
-        samples = StepSamples(step, attempt, time.time(), rollouts, scores, batch)
+        samples = StepSamples(Origin(step, attempt, time.time()), rollouts, scores, batch)
         self._writing = self._thread.submit(self._try, samples)
 
     def metrics(self) -> dict[str, float]:
@@ -82,7 +72,7 @@ class SampleWriter:
         try:
             self._write(samples)
         except Exception as error:  # noqa: BLE001 - see the class
-            self._note(samples.step, str(error))
+            self._note(samples.origin.step, str(error))
         self._seconds = self._clock.now() - began
 
     def _note(self, step: int, why: str) -> None:
@@ -90,35 +80,13 @@ class SampleWriter:
         log.warning("the samples of step %d are not written: %s", step, why)
 
     def _write(self, samples: StepSamples) -> None:
-        self._draft.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(self._draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as file:
+        with self._files.create(SCHEMA) as file:
             for table in tables(samples, self._decode, self._spec.prompts):
                 file.write_table(table)
-        with self._draft.open("rb") as handle:
-            os.fsync(handle.fileno())
-        self._check()
-        target = self._place / file_name(samples.step)
-        if isinstance(target, Path):
-            rename(self._draft, target)
-        else:
-            target.fs.put_file(str(self._draft), target.path)
-            self._draft.unlink()
+        self._files.publish(samples.origin.step)
 
     def _remove_after(self, step: int) -> None:
         try:
-            self._check()
-            for name in children(self._place):
-                if name.endswith(_SUFFIX) and step_of(name) > step:
-                    remove_file(self._place / name)
+            self._files.remove_after(step)
         except Exception as error:  # noqa: BLE001 - the replay replaces what was not removed
             log.warning("samples of repeated steps are not removed: %s", error)
-
-
-def file_name(step: int) -> str:
-    """Return the name of a step's file."""
-    return f"{step:08d}{_SUFFIX}"
-
-
-def step_of(name: str) -> int:
-    """Return the step of a file's name."""
-    return int(name.removesuffix(_SUFFIX))

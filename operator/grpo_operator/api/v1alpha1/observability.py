@@ -127,6 +127,13 @@ class SamplesSpec(Model):
         le=10**6,
         description="number of prompts of a step whose samples are written; default: all",
     )
+    validation_prompts: int = Field(
+        1000,
+        ge=0,
+        le=10**6,
+        description="number of prompts of each validation set whose samples are written, to the"
+        " validation_samples folder, of every validation; 0: none",
+    )
 
 
 class ObservabilitySpec(Model):

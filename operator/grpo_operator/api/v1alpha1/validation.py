@@ -1,6 +1,6 @@
 """Validation of a job's weights on prompts that it does not train on."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,12 @@ _VALIDATION_RULES: tuple[Rule["ValidationSpec"], ...] = (
         "!has(self.keepBest) || self.sets.exists(one, one.name == self.keepBest)",
         "validation.keepBest must be the name of one of validation.sets: correct it",
         lambda spec: spec.keep_best is None or spec.keep_best in {one.name for one in spec.sets},
+    ),
+    Rule(
+        "self.onRegression != 'stop' || has(self.keepBest)",
+        "validation.onRegression: stop needs validation.keepBest: set it to the name of the set whose mean"
+        " score is watched",
+        lambda spec: spec.on_regression != "stop" or spec.keep_best is not None,
     ),
 )
 
@@ -82,6 +88,24 @@ class ValidationSpec(Model):
     )
     pass_score: float = Field(
         1.0, ge=-1e9, le=1e9, description="score from which a response counts as correct, for pass@k"
+    )
+    on_regression: Literal["continue", "stop"] = Field(
+        "continue",
+        description="what happens when the mean score of the set of keepBest has fallen; stop: the job fails"
+        " with the reason ValidationRegressed, and its best checkpoint stays",
+    )
+    regression_margin: float = Field(
+        0.05,
+        ge=0,
+        le=1e9,
+        description="for onRegression: a score has fallen if it is lower than the best one before it by more"
+        " than this, in units of the score",
+    )
+    regression_validations: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="for onRegression: number of validations in a row whose scores must have fallen",
     )
 
 

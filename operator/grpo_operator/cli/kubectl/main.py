@@ -123,14 +123,18 @@ def samples(
     context: typer.Context,
     job: Job,
     step: Annotated[int | None, typer.Option(help="default: the last step that has samples")] = None,
+    validation: Annotated[bool, typer.Option("--validation", help="of the validation of a step")] = False,
+    of: Annotated[str | None, typer.Option("--set", help="only of this validation set")] = None,
     prompt: Annotated[int | None, typer.Option(help="index of a prompt: only its answers")] = None,
     order: Annotated[str, typer.Option(help="column, smallest first; -COLUMN: largest first")] = "",
     limit: Annotated[int, typer.Option(help="number of samples", min=1)] = 8,
     tokens: Annotated[bool, typer.Option(help="with the ids and log-probabilities of tokens")] = False,
     output: Format = "text",
 ) -> None:
-    """Show prompts, answers and scores of a step of a job that runs."""
-    command = samples_command(step=step, prompt=prompt, limit=limit, order=order, tokens=tokens)
+    """Show prompts, answers and scores of a step, or of a validation, of a job that runs."""
+    command = samples_command(
+        step=step, prompt=prompt, limit=limit, order=order, tokens=tokens, validation=validation, of=of
+    )
     with _errors():
         files = JobFiles.of(context.obj, job, "samples")
         found = files.lines(*command)

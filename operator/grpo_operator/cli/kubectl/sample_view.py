@@ -12,9 +12,11 @@ def sample_lines(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of each sample: figures, the prompt when it is another one, and the answer."""
     shown: Any = None
     for sample in samples:
-        if sample["prompt_index"] != shown:
-            shown = sample["prompt_index"]
-            yield f"PROMPT {shown} of step {sample['step']}"
+        prompt = sample.get("set"), sample["prompt_index"]  # training samples have no set
+        if prompt != shown:
+            shown = prompt
+            of = f"{printable(prompt[0])}, " if prompt[0] else ""
+            yield f"PROMPT {prompt[1]} of {of}step {sample['step']}"
             yield from _indented(sample["prompt"])
         yield _figures(sample)
         yield from _indented(sample["answer"])

@@ -29,7 +29,7 @@ from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 from grpo_operator.plan.status.engine_start import engine_start_failure
 from grpo_operator.plan.status.goodput import goodput_status
-from grpo_operator.plan.status.problems import problem_of
+from grpo_operator.plan.status.problems import cause_of_end, problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.status.remaining import remaining
 from grpo_operator.plan.status.stragglers import straggler_statuses
@@ -91,7 +91,10 @@ def job_status(
     if resumes:
         observed = replace(observed, controller=None)  # its last report is that of the end
     phase, message = _phase(job, spec, observed, resumes)
-    problem = problem_of(phase, observed)
+    problem, cause = (
+        problem_of(phase, observed),
+        cause_of_end(phase, observed, _condition(_old(job), "Failed")),
+    )
     train, spares = _ranks(spec, observed), _spares(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
     values = _from_controller(old, observed.controller)
@@ -104,7 +107,7 @@ def job_status(
         | {
             "observed_generation": job["metadata"]["generation"],
             "phase": phase,
-            "reason": blocked.reason or problem.reason or None,
+            "reason": blocked.reason or problem.reason or cause or None,
             "eta": remaining(spec.total_steps, observed.controller) if phase == Phase.TRAINING else None,
             "total_steps": spec.total_steps,
             "progress": f"{values['step'] or 0}/{spec.total_steps}",
@@ -132,7 +135,7 @@ def job_status(
         status = status.model_copy(
             update={"last_failure": _message_of(_old(job), "Failed")[:LONGEST_MESSAGE]}
         )
-    conditions = _conditions(job, phase, message, status, now, blocked, problem)
+    conditions = _conditions(job, phase, message, status, now, blocked, problem, cause)
     note_unknown_fields(conditions, spec)
     return status.model_copy(update={"conditions": conditions.result()})
 
@@ -229,9 +232,12 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed, resumes: 
     return Phase.STARTING, "pods are starting"
 
 
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
+
+
 def _message_of(status: dict[str, Any], kind: str) -> str:
-    messages = [c["message"] for c in status.get("conditions") or [] if c["type"] == kind]
-    return str(messages[0]) if messages else ""
+    return str(_condition(status, kind).get("message", ""))
 
 
 def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) -> dict[str, Any]:
@@ -282,7 +288,7 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
 
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, status: GRPOJobStatus, now: str,
-    blocked: Problem, problem: Problem,
+    blocked: Problem, problem: Problem, cause: str,
 ) -> Conditions:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
@@ -308,9 +314,9 @@ def _conditions(
         ("Failed", phase == Phase.FAILED),
         ("Reconciling", changing),
     ):
-        conditions.set(kind, value, phase, message if value else "")
+        conditions.set(kind, value, cause if kind == "Failed" and cause else phase, message if value else "")
     stalled = bool(blocked.reason) or phase == Phase.FAILED
     conditions.set(
-        "Stalled", stalled, blocked.reason or phase, (blocked.message or message) if stalled else ""
+        "Stalled", stalled, blocked.reason or cause or phase, (blocked.message or message) if stalled else ""
     )
     return conditions

@@ -1,6 +1,7 @@
 """Causes for which a running job makes no or slow progress (pure)."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.plan.observed import Observed
@@ -15,6 +16,20 @@ def problem_of(phase: Phase, observed: Observed) -> Problem:
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return NO_PROBLEM
     return next((problem for problem in _problems(phase, observed) if problem.message), NO_PROBLEM)
+
+
+def cause_of_end(phase: Phase, observed: Observed, failed: dict[str, Any]) -> str:
+    """Return the reason why a job has failed, if it has one besides its message; "" otherwise.
+
+    ``failed``: the condition Failed so far; {} if there is none. It has the reason when the controller is
+    gone.
+    """
+    if phase != Phase.FAILED:
+        return ""
+    regressed = Problem("ValidationRegressed")
+    known = failed.get("status") == "True" and failed["reason"] == regressed.reason
+    reported = observed.controller is not None and observed.controller.regressed
+    return regressed.reason if known or reported else ""
 
 
 def _problems(phase: Phase, observed: Observed) -> Iterator[Problem]:

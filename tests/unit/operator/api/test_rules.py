@@ -98,6 +98,10 @@ CASES: dict[str, Changes] = {
     "validation of two sets with one name": {"validation": {"sets": [GCD, GCD]}},
     "validation with a best checkpoint": {"validation": {"sets": [GCD], "keepBest": "gcd"}},
     "validation with the best of another set": {"validation": {"sets": [GCD], "keepBest": "other"}},
+    "validation that stops": {
+        "validation": {"sets": [GCD], "keepBest": "gcd", "onRegression": "stop", "regressionMargin": 0.1}
+    },
+    "validation that stops for no set": {"validation": {"sets": [GCD], "onRegression": "stop"}},
     "validation by sampling": {"validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7}},
     "validation by greedy samples": {"validation": {"sets": [GCD], "samplesPerPrompt": 4}},
     "validation with long responses": {"validation": {"sets": [GCD], "responseLength": 10**6}},

@@ -15,6 +15,7 @@ from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
 from grpo_operator.client.fork_manifest import fork, parsed
 from grpo_operator.client.resumption import resumption
+from grpo_operator.client.samples_command import samples_command
 from grpo_operator.plan.planner.resolve import resolve
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status
 from support.objects import NOW, job, pool_of, running, spec_of
@@ -183,6 +184,20 @@ def test_samples_are_shown_below_their_prompts() -> None:
         "    long",
         "NO ANSWER: too long",
     ]
+
+
+def test_samples_of_a_validation_name_their_set() -> None:
+    none = {"advantage": None, "log_prob_gap_mean": None}
+    first, second = (_sample(set=name, **none) for name in ("aime", "ma\x1b[31mth"))
+    shown = list(sample_lines([first, first | {"uid": "3.1"}, second]))
+    assert [line for line in shown if line.startswith("PROMPT")] == [
+        "PROMPT 3 of aime, step 7", "PROMPT 3 of math, step 7",
+    ]  # fmt: skip
+
+
+def test_the_command_reads_samples_of_a_validation() -> None:
+    assert samples_command(step=40, validation=True)[3:] == ["--step=40", "--validation"]
+    assert samples_command(of="aime", prompt=3, tokens=True)[3:] == ["--set=aime", "--prompt=3", "--tokens"]
 
 
 def test_logs_are_those_of_the_container_of_the_part() -> None:

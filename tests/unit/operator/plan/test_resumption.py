@@ -65,6 +65,25 @@ def test_a_succeeded_job_goes_on_when_its_total_is_raised() -> None:
     assert resumption.requested(manifest, spec_of(manifest)) is None
 
 
+def test_a_job_that_validation_has_ended_says_so_also_without_its_controller() -> None:
+    manifest = job()
+    _next(manifest, running())
+    report = running("Failed", step=57, message="the mean score of aime has fallen", regressed=True)
+    event = _event(manifest, report)
+    assert (event.reason, event.warning, event.message) == (
+        "Failed", True, "the mean score of aime has fallen",
+    )  # fmt: skip
+    for observed in (report, running(), GONE):
+        status = _next(manifest, observed)
+        failed = {c.type: c.reason for c in status.conditions if c.status == "True"}
+        assert status.phase == "Failed" and status.reason == "ValidationRegressed"
+        assert failed == {"Failed": "ValidationRegressed", "Stalled": "ValidationRegressed"}
+    _ask(manifest, "1")
+    status = _next(manifest, GONE)
+    assert status.phase == "Recovering" and status.reason is None
+    assert _next(manifest, running("Failed", step=60)).reason is None, "for another reason"
+
+
 def test_a_failed_job_goes_on_only_when_it_is_asked_to() -> None:
     manifest = _ended("Failed", 57, "the reward has no function grade")
     manifest["spec"]["totalSteps"] = 200

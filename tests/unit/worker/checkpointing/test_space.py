@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_worker.checkpointing.best import keep_best
+from grpo_worker.checkpointing.best import Best, keep_best
 from grpo_worker.checkpointing.space import Space, checkpoint_bytes, make_room, space_of
 from grpo_worker.checkpointing.store import (
     WEIGHTS,
@@ -75,7 +75,7 @@ def test_the_oldest_make_room_if_the_next_one_removes_them_anyway(
 
 
 def test_the_best_checkpoint_stays_beside_the_newest_and_makes_no_room(root: Path) -> None:
-    keep_best(root, 1)
+    keep_best(root, Best(1, "gcd"))
     assert not make_room(root, 2, 0, STATE + 1) and complete_steps(root) == [1, 2, 3]
     assert make_room(root, 2, 0, STATE) and complete_steps(root) == [1, 3]
     _save(root, 4)

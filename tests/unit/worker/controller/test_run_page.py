@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.best import Best, keep_best
 from grpo_worker.common.auth import FILE
+from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.status import page_routes
 from grpo_worker.controller.status.page_file import FILE as PAGE
@@ -20,7 +23,14 @@ from grpo_worker.controller.status.page_routes import PageRoutes
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application
 from support.loop_world import World
-from support.run_pages import metrics_of, record, write_records, write_restarts
+from support.run_pages import (
+    metrics_of,
+    record,
+    validations_of,
+    write_records,
+    write_restarts,
+    write_validations,
+)
 
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>')
 
@@ -68,13 +78,20 @@ def test_idle_time_is_part_of_each_step(tmp_path: Path) -> None:
         assert 0 <= trainers <= seconds and engines >= 0.9, "engines wait while the update takes a second"
 
 
-def test_a_job_that_fails_has_a_page_that_says_why(tmp_path: Path) -> None:
+def test_a_job_that_fails_has_a_page_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, steps=6, restartPolicy={"maxRestarts": 0})
 
     def fail(updates: int) -> None:
         if updates == 2:
             raise RuntimeError("the loss is strange")
 
+    write = StepLog._write
+
+    def slow(log: StepLog, step: int, lines: bytes) -> None:
+        time.sleep(0.2)  # the store is slow, and the page is made when the last record is there
+        write(log, step, lines)
+
+    monkeypatch.setattr(StepLog, "_write", slow)
     world.before_update = fail
     data = _run(world)
     assert data["status"]["phase"] == "Failed" and "the loss is strange" in data["status"]["message"]
@@ -129,6 +146,7 @@ def test_the_program_gets_what_is_asked_for(tmp_path: Path, board: ProgressBoard
         ("samples?step=1&prompt=x", "are numbers"),
         ("steps?after=1", "time"),
         ("steps?after=x&time=1", "invalid literal"),
+        ("steps?after=1&time=1&validated=no", "invalid literal"),
     ],
 )
 def test_a_wrong_question_is_named(tmp_path: Path, board: ProgressBoard, path: str, why: str) -> None:
@@ -222,3 +240,38 @@ def test_new_steps_come_with_the_status_and_replaced_ones_are_told_apart(
     assert client.get("/v1/page/steps?after=3&time=1.5").json()["new"] is None
     nothing = client.get(f"/v1/page/steps?after=5&time={record(5)['wall_time']!r}").json()["new"]
     assert (nothing["steps"], nothing["last"]["step"], nothing["series"]) == (0, 5, [])
+
+
+def test_the_page_of_a_job_has_its_last_validation_and_what_is_kept(tmp_path: Path) -> None:
+    sets = [{"name": "gcd", "data": "reasoning-gym:gcd", "prompts": 5}]
+    world = World(tmp_path, steps=8, validation={"sets": sets, "everySteps": 4, "keepBest": "gcd"})
+    world.score_of = lambda version: {0: 0.25, 4: 1.0}.get(version, 0.5)
+    found = _run(world)["validation"]
+    ((name, curves),) = [(one["name"], one["curves"]) for one in found["sets"]]
+    assert {one["name"]: one["points"] for one in curves} == validations_of(tmp_path)[name]
+    assert curves[0]["points"] == [[0, 0.25, 0.0], [4, 1.0, 0.0], [8, 0.5, 0.0]]
+    assert found["kept"] == {"step": 4, "set": "gcd"}
+
+
+def test_new_validations_come_with_the_checkpoint_that_is_kept_and_repeated_ones_are_told_apart(
+    tmp_path: Path, board: ProgressBoard
+) -> None:
+    write_records(tmp_path, range(1, 13))
+    client = _client(board, tmp_path)
+    steps = f"/v1/page/steps?after=12&time={record(12)['wall_time']!r}"
+
+    def new(validated: int) -> Any:
+        found = client.get(f"{steps}&validated={validated}").json()["new"]
+        return None if found is None else found["validation"]
+
+    assert new(-1) == {"sets": [], "last": -1, "width": 1, "hidden": 0, "kept": None}
+    write_validations(tmp_path, [0, 5, 10], Best(5, "aime"))
+    found = new(5)
+    points = {one["name"]: one["curves"][0]["points"] for one in found["sets"]}
+    assert points == {name: of["score"][-1:] for name, of in validations_of(tmp_path).items()}
+    assert (found["last"], found["kept"]) == (10, {"step": 5, "set": "aime"})
+    keep_best(tmp_path / "checkpoints", Best(10, "aime"))
+    assert new(10) == {"sets": [], "last": -1, "width": 1, "hidden": 0, "kept": {"step": 10, "set": "aime"}}
+    write_validations(tmp_path, [5])
+    assert new(10) is None, "the run has gone back to step 5"
+    assert [one["curves"][0]["points"][0][0] for one in new(0)["sets"]] == [5, 5]

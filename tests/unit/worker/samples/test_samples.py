@@ -171,6 +171,7 @@ def test_the_program_prints_the_samples_that_are_asked_for(
 ) -> None:
     for step in (1, 2):
         write(tmp_path, step, rollouts())
+    (tmp_path / "samples" / "draft").write_text("the next step, which is being written")
     assert {row["step"] for row in printed(capsys, tmp_path)} == {2}
     best = printed(capsys, tmp_path, "--step=1", "--prompt=1", "--order=-score", "--limit=2")
     assert [row["uid"] for row in best] == ["1.2", "1.1"] and "answer_ids" not in best[0]

@@ -9,17 +9,24 @@ from grpo_worker.controller.recovery.failures import comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause
 from grpo_worker.controller.training.parity import NotFiniteError, ParityError
 from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.validation.regression import ValidationRegressedError
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.roles.host import RankHost
 from grpo_worker.rollout.sampling import UnfitEngineError
 
 log = logging.getLogger(__name__)
-_FINAL = (ParityError, RewardError, UnfitEngineError)  # unless a server or an engine caused them
+_FINAL = (
+    ParityError,
+    RewardError,
+    UnfitEngineError,
+    ValidationRegressedError,
+)  # unless a server or an engine caused them
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of an attempt. ``final``: every other attempt would fail in the same way.
+    """Failure of an attempt. ``final``: every other attempt would fail in the same way. ``regressed``: its
+    reason is that the scores of a validation set have fallen.
 
     ``host``: of the ranks that failed, if they are all in one pod. ``since``: time of its first sign, None if
     it is unknown.
@@ -30,6 +37,7 @@ class Failure:
     final: bool
     host: RankHost | None = None
     since: float | None = None
+    regressed: bool = False
 
 
 def failure_of(error: Exception, store: str = STORE) -> Failure:
@@ -45,6 +53,6 @@ def failure_of(error: Exception, store: str = STORE) -> Failure:
         final = isinstance(error, _FINAL) and not outside
         if isinstance(error, GangError):
             return Failure(message, cause, final, error.host, error.since)
-        return Failure(message, cause, final)
+        return Failure(message, cause, final, regressed=isinstance(error, ValidationRegressedError))
     log.error("the attempt failed", exc_info=error)
     return Failure(with_store_problem(one_line(error), error, store), cause, False)

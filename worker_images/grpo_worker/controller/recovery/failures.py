@@ -132,11 +132,11 @@ class FailureHandler:
             "backoff_seconds": int(self._backoff(record.recent_failures)),
         }
 
-    def end(self, message: str) -> None:
-        """End the job for a reason that another attempt cannot change."""
+    def end(self, message: str, regressed: bool = False) -> None:
+        """End the job for a reason that another attempt cannot change. ``regressed``: see RunRecord."""
         log.error("the job ends: %s", message)
         with _ignore_store_errors():
-            self.record.fail(message[:LONGEST])
+            self.record.fail(message[:LONGEST], regressed)
 
     def _node_failures(self) -> list[NodeFailures]:
         return report(self.record.node_log, self._wall(), self._nodes, self._policy.avoid_nodes)

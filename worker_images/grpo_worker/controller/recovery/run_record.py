@@ -38,6 +38,9 @@ class RunRecord:
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
     resumes: int = 0  # times that the job was resumed after its end
+    regressed: bool = False  # the job has failed because its validation scores have fallen
+    resumes_noted: int = 0  # resumptions until the one that began at resumed_step
+    resumed_step: int = -1  # step from which the job went on after it was resumed last; -1: it was not
     restarts_before: int = 0  # job_restarts until the last of them, which no limit counts any more
     resumed: bool = False  # this controller is the first one after such a resumption
     node_log: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # failures by node
@@ -86,7 +89,7 @@ class RunRecord:
         if times <= self.resumes:
             return
         self.resumes, self.restarts_before, self.resumed = times, self.job_restarts, True
-        self.failed, self.last_cause, self.running = "", "", False
+        self.failed, self.last_cause, self.running, self.regressed = "", "", False, False
         self.same_failures = self.recent_failures = 0
         self.node_log = {}
         self.save()
@@ -119,6 +122,16 @@ class RunRecord:
         """Note the step from which the attempt starts. Raises SupersededError."""
         self.check()
         attempts.note_restored(self.path.parent, self.attempt, step)
+
+    def went_on_from(self, step: int) -> int:
+        """Return the step from which the job went on after it was resumed last; -1 if it never was.
+
+        ``step``: from which this attempt goes on. Raises SupersededError and OSError.
+        """
+        if self.resumes_noted != self.resumes:
+            self.resumes_noted, self.resumed_step = self.resumes, step
+            self.save()
+        return self.resumed_step
 
     def check(self) -> None:
         """Raise SupersededError if another controller has begun an attempt since this one began its own.
@@ -168,7 +181,7 @@ class RunRecord:
             self.recent_failures -= 1
         return bool(overcome or new)
 
-    def fail(self, reason: str) -> None:
-        """Record the final failure of the job."""
-        self.failed = reason
+    def fail(self, reason: str, regressed: bool = False) -> None:
+        """Record the final failure of the job. ``regressed``: its validation scores have fallen."""
+        self.failed, self.regressed = reason, regressed
         self.save()

@@ -20,8 +20,9 @@ from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.run_page.html import policy
 from grpo_worker.run_page.limits import Limits
-from grpo_worker.run_page.records import new_records, new_recoveries
+from grpo_worker.run_page.records import kept_checkpoint, new_records, new_recoveries, new_validations
 from grpo_worker.run_page.snapshot import summary
+from grpo_worker.run_page.validations import validations
 
 PROGRAM = (sys.executable, "-m", "grpo_worker.controller.show_page")
 _SECONDS = 120  # for a program, which reads the store
@@ -57,26 +58,33 @@ class PageRoutes:
     def _steps(self, request: Request) -> Response:
         """Return the status, and a summary of the steps after ``after``, whose record is of ``time``.
 
-        Not of all of them if there are many. ``new`` is null if that record has been replaced since.
+        And of the validations after step ``validated``; default: of all. Not of all steps if there are many.
+        ``new`` is null if the record of ``after`` or of ``validated`` has been replaced since.
         """
+        given = request.query_params
         try:
-            after, time = int(request.query_params["after"]), float(request.query_params["time"])
+            after, time = int(given["after"]), float(given["time"])
+            validated = int(given.get("validated", -1))
         except (KeyError, ValueError) as error:
-            return _problem(HTTPStatus.BAD_REQUEST, f"after=STEP and time=SECONDS are numbers: {error}")
+            why = f"after=STEP, time=SECONDS and validated=STEP are numbers: {error}"
+            return _problem(HTTPStatus.BAD_REQUEST, why)
         if not self._reading.acquire(blocking=False):
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "the store is slow: try again")
         try:
-            new = self._new(after, time)
+            new = self._new(after, time, validated)
         finally:
             self._reading.release()
         return JSONResponse({"status": status(self._board.get()), "new": new}, headers=_HEADERS)
 
-    def _new(self, after: int, time: float) -> dict[str, Any] | None:
+    def _new(self, after: int, time: float, validated: int) -> dict[str, Any] | None:
         found = new_records(self._folder, after, time)
-        if found is None:
+        scores = new_validations(self._folder, validated)
+        if found is None or scores is None:
             return None
+        kept = kept_checkpoint(self._folder) if scores or validated >= 0 else None
         before, records = (found[0], found[1:]) if found else ({"step": after, "wall_time": time}, [])
-        return summary(records, new_recoveries(self._folder, after), Limits(), before)
+        more = {"validation": validations(scores, kept, Limits())}
+        return summary(records, new_recoveries(self._folder, after), Limits(), before) | more
 
     def _samples(self, request: Request) -> Response:
         given = request.query_params

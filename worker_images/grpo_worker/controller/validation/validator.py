@@ -10,16 +10,19 @@ from typing import Any, Protocol
 
 from grpo_operator.api.messages import ValidationResult
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.best import best_step, keep_best
+from grpo_worker.checkpointing.best import Best, keep_best, kept_best
 from grpo_worker.common.log_records import log_records
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
+from grpo_worker.controller.model_files import ModelFiles
+from grpo_worker.controller.validation.regression import ValidationRegressedError, regression
 from grpo_worker.controller.validation.run import validate
 from grpo_worker.controller.validation.scores import metrics_of
 from grpo_worker.controller.validation.sets import ValidationSet
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.sampling import validation_params
+from grpo_worker.samples.validation_writer import ValidationSampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
@@ -31,17 +34,27 @@ Figures = dict[str, dict[str, float]]
 class Validator(Protocol):
     """The part of a validator that the loop uses."""
 
-    def begin_attempt(self, step: int) -> None:
-        """Forget what was validated after ``step``, and what has not ended."""
+    def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended.
+
+        ``attempt``: that begins. ``resumed``: step from which the job went on after it was resumed last; -1
+        if it never was. Raises as ``finish``.
+        """
 
     def begin(self, version: Version) -> None:
         """Start to validate a version that engines serve, if its turn has come and it was not validated."""
 
     def finish(self, check: Callable[[], None]) -> None:
-        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait."""
+        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait.
+
+        Raises ValidationRegressedError if the job is to end because of its scores.
+        """
 
     def flush(self) -> None:
         """Wait until all results are on the store."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the validations so far."""
 
     @property
     def results(self) -> list[ValidationResult]:
@@ -53,7 +66,7 @@ class NoValidator:
 
     results: list[ValidationResult] = []
 
-    def begin_attempt(self, step: int) -> None:
+    def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
         """Do nothing."""
 
     def begin(self, version: Version) -> None:
@@ -65,6 +78,10 @@ class NoValidator:
     def flush(self) -> None:
         """Do nothing."""
 
+    def metrics(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
 
 class VersionValidator:
     """Validates versions in a thread of its own; a version is validated once, whatever restarts.
@@ -74,8 +91,8 @@ class VersionValidator:
 
     def __init__(
         self, spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: GroupClient,
-        generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
-        check: Callable[[], None],
+        samples: ValidationSampleWriter, generates: Callable[[bool], None],
+        report: Callable[[int, dict[str, float]], None], check: Callable[[], None],
     ) -> None:  # fmt: skip
         """``generates``: is called when engines begin and end to respond. ``report``: is called with the step
         and the metrics of a version. ``check``: see StepLog.
@@ -87,9 +104,9 @@ class VersionValidator:
         self._log = StepLog(folder.disk / FILE, check, folder.pieces)
         self._validate = partial(
             validate, sets, client=client, n=spec.validation.samples_per_prompt,
-            pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size,
+            pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size, keeper=samples,
         )  # fmt: skip
-        self._client = client
+        self._client, self._samples, self._attempt = client, samples, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")
         self._running: tuple[Version, float, Future[Figures]] | None = None
         self._cancelled = threading.Event()
@@ -97,6 +114,8 @@ class VersionValidator:
         self._check = check
         self._best: tuple[float, int] | None = None  # score of keepBest's set, and the step with it
         self._results: dict[str, ValidationResult] = {}
+        self._scores: list[tuple[int, float]] = []  # of keepBest's set, with their steps
+        self._resumed = -1
         self._last = -1  # the last version that was validated
 
     @property
@@ -104,18 +123,21 @@ class VersionValidator:
         """Last and best score of each set, for the status."""
         return list(self._results.values())
 
-    def begin_attempt(self, step: int) -> None:
-        """Forget what was validated after ``step``, and what has not ended."""
+    def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
+        """Forget what was validated after ``step``, and what has not ended; see Validator."""
+        self._attempt, self._resumed = attempt, resumed
         self._cancelled.set()
         if self._running is not None:
             wait([self._running[2]])
             self._client.forget()
         self._running, self._cancelled = None, threading.Event()
         self._log.truncate(step)
-        self._results, self._last, self._best = {}, -1, None
+        self._samples.truncate(step)
+        self._results, self._last, self._best, self._scores = {}, -1, None, []
         for record in log_records(self._folder, FILE):
             self._note(record["step"], record["set"], record)
         self._keep_best()
+        self._stop_if_regressed()
 
     def begin(self, version: Version) -> None:
         """Start to validate a version that engines serve, if its turn has come and it was not validated."""
@@ -124,7 +146,7 @@ class VersionValidator:
             self._running = version, time.monotonic(), validated
 
     def finish(self, check: Callable[[], None]) -> None:
-        """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait."""
+        """Wait until the validation has ended; see Validator."""
         if self._running is None:
             return
         version, began, validated = self._running
@@ -145,10 +167,16 @@ class VersionValidator:
             self._note(version, record["set"], record)
         self._keep_best()
         self._report(version, metrics_of(figures))
+        self._stop_if_regressed()
 
     def flush(self) -> None:
         """Wait until all results are on the store."""
         self._log.flush()
+        self._samples.flush()
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the validations so far."""
+        return self._samples.metrics()
 
     def _due(self, version: Version) -> bool:
         if version == 0:
@@ -159,9 +187,14 @@ class VersionValidator:
         if cancelled.is_set():
             raise CancelledError
         self._generates(True)
+        self._samples.begin(version, self._attempt)
+        complete = False
         try:
-            return self._validate(version, cancelled=cancelled)
+            found: Figures = self._validate(version, cancelled=cancelled)
+            complete = True
+            return found
         finally:
+            self._samples.end(complete)
             self._generates(False)
 
     def _note(self, step: int, name: str, figures: dict[str, Any]) -> None:
@@ -170,6 +203,8 @@ class VersionValidator:
         score = figures.get("score/mean")
         if score is None:
             return
+        if name == self._spec.keep_best:
+            self._scores.append((step, score))
         saved = step > 0 and (step % self._between == 0 or step == self._total)
         if saved and name == self._spec.keep_best and (self._best is None or score > self._best[0]):
             self._best = score, step
@@ -185,20 +220,37 @@ class VersionValidator:
         """Keep the checkpoint with the best score of the set of ``keepBest``."""
         if self._spec.keep_best is None:
             return
-        step = None if self._best is None else self._best[1]
-        if step != best_step(self._root):
+        best = None if self._best is None else Best(self._best[1], self._spec.keep_best)
+        if best != kept_best(self._root):
             self._check()
-            keep_best(self._root, step)
+            keep_best(self._root, best)
+
+    def _stop_if_regressed(self) -> None:
+        """Raise ValidationRegressedError if the scores have fallen, unless all steps are done."""
+        if self._spec.on_regression != "stop" or self._last >= self._total:
+            return
+        margin, most = self._spec.regression_margin, self._spec.regression_validations
+        found = regression(self._scores, margin, most, self._resumed)
+        if found is None:
+            return
+        self._log.flush()  # no checkpoint follows
+        kept = "no checkpoint is kept for it"
+        if self._best is not None:
+            step = self._best[1]
+            kept = f"the checkpoint of step {step} is kept: checkpoint.resumeFrom starts another job from it"
+        text = found.text(self._spec.keep_best, margin)
+        raise ValidationRegressedError(f"validation.onRegression: {text}; {kept}")
 
 
 def validator_of(
     spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: RolloutClient,
-    end: Sequence[int], generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
+    model: ModelFiles, generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
     check: Callable[[], None],
 ) -> Validator:  # fmt: skip
-    """Return the validator of a job. ``end``: ids of tokens that end a response; others as there."""
+    """Return the validator of a job. ``model``: its files; others as there."""
     if spec.validation is None:
         return NoValidator()
-    params = validation_params(spec.algorithm, spec.validation, spec.data.response_length, end)
+    params = validation_params(spec.algorithm, spec.validation, spec.data.response_length, model.tokens.end)
     sampler = client.sampler(params, n=spec.validation.samples_per_prompt, seed=spec.seed)
-    return VersionValidator(spec, folder, sets, sampler, generates, report, check)
+    samples = ValidationSampleWriter(folder, spec.observability.samples, model.tokenizer.decode_all, check)
+    return VersionValidator(spec, folder, sets, sampler, samples, generates, report, check)

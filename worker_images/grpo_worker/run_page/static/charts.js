@@ -69,11 +69,18 @@ function nearest(points, step) {
   return found;
 }
 
-function polyline(drawing, points, kind = "") {
-  const place = ([step, value]) => `${drawing.x(step).toFixed(2)},${drawing.y(value).toFixed(2)}`;
-  drawing.node.append(svg("polyline", {class: `curve ${kind}`, points: points.map(place).join(" ")}));
+const places = (drawing, points) =>
+  points.map(([step, value]) => `${drawing.x(step).toFixed(2)},${drawing.y(value).toFixed(2)}`).join(" ");
+
+// `color`: of CSS; default: that of the kind.
+function polyline(drawing, points, kind = "", color = "") {
+  const line = svg("polyline", {class: `curve ${kind}`, points: places(drawing, points)});
+  line.style.stroke = color;
+  drawing.node.append(line);
   if (points.length > 60) return;
   for (const [step, value] of points) {
-    drawing.node.append(svg("circle", {class: `dot ${kind}`, r: 2, cx: drawing.x(step), cy: drawing.y(value)}));
+    const dot = svg("circle", {class: `dot ${kind}`, r: 2, cx: drawing.x(step), cy: drawing.y(value)});
+    dot.style.fill = color;
+    drawing.node.append(dot);
   }
 }

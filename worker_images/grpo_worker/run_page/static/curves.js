@@ -4,7 +4,7 @@
 function axisOf(page) {
   const steps = page.series.flatMap(({points}) => points.length ? [points[0][0], points.at(-1)[0]] : []);
   const marks = page.faults.flatMap(({marks}) => marks.map(([step]) => step));
-  const all = [...steps, ...marks];
+  const all = [...steps, ...marks, ...validatedSteps(page)];
   return all.length ? {first: Math.min(...all), last: Math.max(...all)} : {first: 0, last: 1};
 }
 

@@ -28,6 +28,7 @@ function sampleNote() {
 function draw() {
   const {data} = runPage, axis = axisOf(data);
   head();
+  validation(data, axis);
   byId("main").replaceChildren(...data.series.slice(0, data.main).map((one) => curve(one, data, axis)));
   byId("phases").replaceChildren(phases(data, axis));
   byId("idle").replaceChildren(idle(data, axis));
@@ -65,6 +66,7 @@ function extend(data, more) {
     const fresh = marks.filter(([step, , text]) => !known.marks.some((m) => m[0] === step && m[2] === text));
     known.marks.push(...fresh);
   }
+  extendValidation(data.validation, more.validation);
   data.last = more.last;
   data.steps += more.steps;
 }
@@ -85,14 +87,14 @@ async function renew() {
 
 async function poll() {
   try {
-    const {step, time} = runPage.data.last;
-    const {status, new: more} = await json(`v1/page/steps?after=${step}&time=${time}`);
+    const {last: {step, time}, validation: {last}} = runPage.data;
+    const {status, new: more} = await json(`v1/page/steps?after=${step}&time=${time}&validated=${last}`);
     runPage.problem = "";
     runPage.data.status = status;
     if (more === null || runPage.tail + more.steps > LONGEST_TAIL) {
       await renew();
       draw();
-    } else if (more.steps || more.faults.length) {
+    } else if (more.steps || more.faults.length || validatesMore(runPage.data.validation, more.validation)) {
       extend(runPage.data, more);
       runPage.tail += more.steps;
       draw();
