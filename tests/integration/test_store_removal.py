@@ -55,7 +55,7 @@ def _events(api: Api, reason: str) -> list[dict[str, Any]]:
     return list(api.get("events", f"--field-selector=reason={reason}")["items"])
 
 
-@pytest.mark.parametrize("cascade", ["background", "foreground"])
+@pytest.mark.parametrize("cascade", ["background", "foreground", "orphan"])
 def test_the_folder_is_removed_after_the_pods_and_before_the_job(
     api: Api, job: dict[str, Any], cascade: str
 ) -> None:

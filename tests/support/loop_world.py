@@ -368,7 +368,7 @@ class World:
             RunRecord.load(self.folder.store / "run.json"), self.spec.restart_policy, self.departure
         )
         failures.resume(self.resumes)
-        fork = Fork.of(self.spec, self.fork_from)
+        fork = Fork.of(self.spec, str(self.fork_from) if self.fork_from else None)
         inputs = Inputs(model, source, cast(Any, self.engines), fork, self.validation_sets())
         client = cast(RolloutClient, self.engines)
         update = self.board.update

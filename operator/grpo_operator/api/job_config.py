@@ -21,7 +21,7 @@ class JobConfig(Message):
     ``weight_path``: path of the weights into those engines.
     ``writer``: identity of the job towards the engines' agents, which accept weights from one writer only.
     ``store``: folder of the job in the checkpoint store.
-    ``fork_from``: folder in which the checkpoint of ``checkpoint.resumeFrom`` is looked for.
+    ``fork_from``: folder, or URI of one, in which the checkpoint of ``checkpoint.resumeFrom`` is looked for.
     ``resumes``: number of times that the job was resumed after its end.
     """
 
@@ -37,7 +37,7 @@ class JobConfig(Message):
     weight_path: WeightPath
     writer: str
     store: Path
-    fork_from: Path | None = None
+    fork_from: str | None = None
     resumes: int = 0
 
     def wire(self) -> dict[str, Any]:

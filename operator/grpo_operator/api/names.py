@@ -137,6 +137,11 @@ def job_store(namespace: str, writer: str) -> str:
     return f"{STORE_MOUNT}/{namespace}-{writer}"
 
 
+def in_bucket(uri: str, folder: str) -> str:
+    """Return the URI of a job's folder. ``uri``: of its store. ``folder``: see ``job_store``."""
+    return f"{uri.rstrip('/')}/{folder.rpartition('/')[2]}"
+
+
 def store_removal(job: dict[str, Any]) -> str:
     """Return the name of the pod that removes the folder of a deleted job."""
     return f"{writer(job)}-{STORE_REMOVAL}"

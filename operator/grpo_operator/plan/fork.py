@@ -35,11 +35,12 @@ def fork_source(
     if is_terminal(status):
         return None
     if wanted.job is None:
-        assert wanted.path is not None
-        return ResumedFromStatus(folder=wanted.path)
+        return ResumedFromStatus(folder=wanted.path or wanted.uri or "")
     source = _named(job, wanted.job, jobs)
     _check(spec, wanted, source)
-    return ResumedFromStatus(folder=names.job_store(source["metadata"]["namespace"], names.writer(source)))
+    folder = names.job_store(source["metadata"]["namespace"], names.writer(source))
+    bucket = source["spec"]["checkpoint"]["store"].get("uri")
+    return ResumedFromStatus(folder=names.in_bucket(bucket, folder) if bucket else folder)
 
 
 def missing_checkpoint(job: _Job, spec: GRPOJobSpec, jobs: Mapping[tuple[str, str], _Job]) -> str:
@@ -89,10 +90,10 @@ def _check(spec: GRPOJobSpec, wanted: ResumeFromSpec, source: _Job) -> None:
     """Raise RefusedError if the job cannot start from this source, whatever checkpoints it has."""
     theirs, field = source["spec"], f"{_FIELD}.job={wanted.job}"
     store = theirs["checkpoint"]["store"]
-    if store != spec.checkpoint.store.wire():
+    if _readable_by(store) != _readable_by(spec.checkpoint.store.wire()):
         raise RefusedError(
             f"{field}: its checkpoint.store is {_text(store)}, this job's is "
-            f"{_text(spec.checkpoint.store.wire())}: use the same store",
+            f"{_text(spec.checkpoint.store.wire())}: use the same store, or a bucket of the same server",
             "SourceUnfit",
         )
     for name, own in (("path", spec.model.path), ("architecture", spec.model.architecture)):
@@ -112,6 +113,17 @@ def _check(spec: GRPOJobSpec, wanted: ResumeFromSpec, source: _Job) -> None:
             f"steps count as finished: set more than {last}, or set {_FIELD}.load to weights",
             "SourceUnfit",
         )
+
+
+def _readable_by(store: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what is equal in stores whose jobs can read each other's checkpoints.
+
+    Of buckets that is the server: who reads an object needs its URI and access to it.
+    """
+    bucket = store.get("uri")
+    if bucket is None:
+        return store
+    return {"scheme": bucket.partition(":")[0], "endpoint": store.get("endpoint", "")}
 
 
 def _last_step(source: _Job) -> int:

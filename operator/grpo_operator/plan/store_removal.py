@@ -17,6 +17,9 @@ from grpo_operator.plan.times import seconds_of
 
 RETRY_SECONDS = 30.0  # between the starts of two pods, when the first one was evicted or refused by its node
 _CONDITION = "StoreRemoved"
+# Finalizers of the garbage collector: --cascade=foreground, where it deletes all that the job owns at that
+# moment, and --cascade=orphan, where it takes the owner from it.
+_COLLECTOR = ("foregroundDeletion", "orphan")
 _MOST = 3  # objects named in a message
 _WAY_OUT = "correct that, or set spec.checkpoint.deletionPolicy to Retain to keep the folder"
 _Object = dict[str, Any]
@@ -48,6 +51,12 @@ def changed_finalizers(job: _Object, starts: bool = False) -> list[str] | None:
         return None
     others = [name for name in job["metadata"].get("finalizers") or [] if name != names.STORE_FINALIZER]
     return [*others, names.STORE_FINALIZER] if holds else others
+
+
+def awaited_children(job: _Object) -> list[str]:
+    """Return what the garbage collector deals with first, as one name; a pod of now would be part of it."""
+    waits = any(name in _COLLECTOR for name in job["metadata"].get("finalizers") or [])
+    return ["the children of the job"] if waits else []
 
 
 def split(pods: Iterable[_Object]) -> tuple[list[str], _Object | None]:

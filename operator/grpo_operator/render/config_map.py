@@ -45,7 +45,7 @@ def job_config_map(
         weight_path=path or job_weight_path(spec, pool),
         writer=names.writer(job),
         store=Path(names.job_store(namespace, names.writer(job))),
-        fork_from=Path(fork_from) if fork_from else None,
+        fork_from=fork_from,
         resumes=resumes,
     )
     return {

@@ -53,7 +53,8 @@ class JobStore:
         The rest of the store is there to read if the spec names a path in it, such as a model's. A job that
         starts from another one's checkpoint writes in one mount of all: hard links do not cross mounts.
         """
-        if self.spec.checkpoint.resume_from is not None and not read_only:
+        checkpoint = self.spec.checkpoint
+        if checkpoint.resume_from is not None and checkpoint.store.uri is None and not read_only:
             return [{"name": "store", "mountPath": STORE_MOUNT}]
         own = mount(self.folder, read_only)
         return [{"name": "store", "mountPath": STORE_MOUNT, "readOnly": True}, own] if self._named else [own]

@@ -2,14 +2,14 @@
 
 The checkpoint becomes the first one of the job itself: its files are linked into the job's folder. That costs
 no bytes, and the other job may remove its checkpoint then. On a store without hard links the links are
-symbolic, and the files are needed until the job has a checkpoint of its own.
+symbolic, and the files are needed until the job has a checkpoint of its own. The same holds for an object
+store, where the job's marker names the other checkpoint, and ranks read its objects in place.
 """
 
 import errno
 import json
 import logging
 import os
-import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
     MARKER,
     OF_WEIGHTS,
+    PIECES,
     DamagedCheckpointError,
     Origin,
     commit,
@@ -29,6 +30,14 @@ from grpo_worker.checkpointing.store import (
     parts_of,
     set_aside_sources,
     verify,
+)
+from grpo_worker.common.store_path import (
+    StorePath,
+    elsewhere,
+    file_sizes,
+    has_file,
+    remove_tree,
+    store_path,
 )
 
 log = logging.getLogger(__name__)
@@ -50,12 +59,14 @@ class Fork:
     """Checkpoint that a job starts from. ``folder``: of the job, its checkpoints, or one of these."""
 
     spec: GRPOJobSpec
-    folder: Path
+    folder: StorePath
 
     @classmethod
-    def of(cls, spec: GRPOJobSpec, folder: Path | None) -> "Fork | None":
+    def of(cls, spec: GRPOJobSpec, folder: str | None) -> "Fork | None":
         """Return what a job takes over; None if it starts from the model's weights."""
-        return cls(spec, folder) if folder is not None and spec.checkpoint.resume_from else None
+        if folder is None or spec.checkpoint.resume_from is None:
+            return None
+        return cls(spec, store_path(spec.checkpoint.store, folder))
 
     @property
     def _policy_only(self) -> bool:
@@ -67,7 +78,7 @@ class Fork:
         assert self.spec.checkpoint.resume_from is not None
         return self.spec.checkpoint.resume_from.label
 
-    def check(self, root: Path, model: str) -> None:
+    def check(self, root: StorePath, model: str) -> None:
         """Raise ValueError, which names field, value and remedy, if the job cannot start.
 
         ``root``: folder of the job's own checkpoints. ``model``: digest of the job's model.
@@ -75,7 +86,7 @@ class Fork:
         if not complete(root):
             self._choose(model, set_aside_sources(root))
 
-    def adopt(self, root: Path, model: str, attempt: int) -> Path | None:
+    def adopt(self, root: StorePath, model: str, attempt: int) -> "StorePath | None":
         """Make the chosen checkpoint the job's own; return where it is from.
 
         None if the job has one already. Raises ValueError like ``check``, and OSError.
@@ -88,20 +99,32 @@ class Fork:
             own = 0 if alone else step
             place = directory(root, own, attempt)
             try:
-                _link_files(source, place)
-                state = None if alone else self._controller_state(source)
+                self._take(root, own, source, replace(origin, attempt=attempt, policy_only=alone))
             except FileNotFoundError:
-                shutil.rmtree(place, ignore_errors=True)
+                remove_tree(place)
                 if not left:
                     raise
                 continue
-            (place / CONTROLLER_STATE).write_text(json.dumps(state))
-            commit(root, own, replace(origin, attempt=attempt, source=str(source), policy_only=alone))
             log.info("the job starts from %s", source)
             return source
         return None
 
-    def _controller_state(self, source: Path) -> dict[str, Any]:
+    def _take(self, root: StorePath, step: int, source: StorePath, origin: Origin) -> None:
+        """Complete the job's own checkpoint with the files of ``source``, which has this origin.
+
+        Raises FileNotFoundError if any of them is gone.
+        """
+        place = directory(root, step, origin.attempt)
+        if isinstance(place, Path):
+            _link_files(Path(str(source)), place)
+            origin = replace(origin, source=str(source))
+        else:
+            origin = replace(origin, source=str(origin.folder(source)), in_place=True)
+        state = None if origin.policy_only else self._controller_state(source)
+        (place / CONTROLLER_STATE).write_text(json.dumps(state))
+        commit(root, step, origin)
+
+    def _controller_state(self, source: StorePath) -> dict[str, Any]:
         """Return the controller's state, without a position in other data than this job's."""
         state: dict[str, Any] = json.loads((source / CONTROLLER_STATE).read_text())
         own = data_of(self.spec)
@@ -110,9 +133,10 @@ class Fork:
             del state["source"]
         return state
 
-    def _choose(self, model: str, damaged: Collection[str]) -> tuple[int, Path, Origin]:
+    def _choose(self, model: str, damaged: Collection[str]) -> tuple[int, StorePath, Origin]:
         """Return step, folder and origin of the checkpoint. ``damaged``: those that ranks found to be so."""
         assert self.spec.checkpoint.resume_from is not None
+        self._check_kept(damaged)
         found, wanted = self._found(), self.spec.checkpoint.resume_from.step
         if wanted is not None and wanted not in found:
             raise ValueError(
@@ -122,14 +146,14 @@ class Fork:
         candidates = found if wanted is None else {wanted: found[wanted]}
         for step, path in sorted(candidates.items(), reverse=True):
             try:
-                if str(path) in damaged:
-                    raise DamagedCheckpointError(f"ranks read changed values in {path}")
                 origin = verify(path, model, contents=True)
+                if damaged and {str(path), str(origin.folder(path))}.intersection(damaged):
+                    raise DamagedCheckpointError(f"ranks read changed values in {path}")
                 self._check(step, path, origin)
             except DamagedCheckpointError as error:
                 log.error("%s: the checkpoint of step %d is damaged: %s", self._field, step, error)
             except ValueError as error:
-                if (path / MARKER).is_file():  # else it was removed at this moment
+                if has_file(path / MARKER):  # else it was removed at this moment
                     raise ValueError(f"{self._field}: {error}") from error
             else:
                 return step, path, origin
@@ -140,21 +164,46 @@ class Fork:
             )
         raise ValueError(f"{self._field}: {self.folder} has no complete checkpoint: name another job or path")
 
-    def _found(self) -> dict[int, Path]:
-        """Return the complete checkpoints by step."""
-        marker = self.folder / MARKER
-        if marker.is_file():
-            try:
-                return {int(json.loads(marker.read_text())["step"]): self.folder}
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{self._field}: {marker} cannot be read ({error!r}): name another path"
-                ) from error
-        inside = self.folder / CHECKPOINTS
-        return complete(inside if inside.is_dir() else self.folder)
+    def _check_kept(self, damaged: Collection[str]) -> None:
+        """Raise ValueError if objects are gone that this job was reading in place.
 
-    def _check(self, step: int, path: Path, origin: Origin) -> None:
+        It has gone on from them, perhaps for steps, so another checkpoint would not continue its course.
+        """
+        for source in () if isinstance(self.folder, Path) else sorted(damaged):
+            if not has_file(elsewhere(self.folder, source) / MARKER):
+                raise ValueError(
+                    f"{self._field}: {source}, from which this job has started, was removed before it had a "
+                    "checkpoint of its own: create a new job that starts from another one"
+                )
+
+    def _found(self) -> "dict[int, StorePath]":
+        """Return the complete checkpoints by step."""
+        try:
+            if has_file(self.folder / MARKER):
+                return {self._step(self.folder / MARKER): self.folder}
+            return complete(self.folder / CHECKPOINTS) or complete(self.folder)
+        except PermissionError as error:
+            raise ValueError(
+                f"{self._field}: this job has no access to {self.folder} ({error.strerror or error}): allow "
+                "it to read that, or name another source"
+            ) from error
+
+    def _step(self, marker: StorePath) -> int:
+        try:
+            return int(json.loads(marker.read_text())["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self._field}: {marker} cannot be read ({error!r}): name another source"
+            ) from error
+
+    def _check(self, step: int, path: StorePath, origin: Origin) -> None:
         """Raise ValueError if this job cannot go on from a checkpoint that is whole."""
+        there = origin.folder(path)
+        if not isinstance(there, Path) and not any(name.endswith(PIECES) for name in file_sizes(there)):
+            raise ValueError(
+                f"{path} is the copy of a checkpoint in a file system, without the digests by which ranks "
+                "check objects: start from it in a store of kind pvc or path"
+            )
         alone = self._policy_only or origin.policy_only
         needed = [part for part in parts_of(self.spec) if part == OF_WEIGHTS or not alone]
         lacking = [part for part in needed if origin.parts is not None and part not in origin.parts]

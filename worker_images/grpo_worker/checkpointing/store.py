@@ -27,6 +27,7 @@ from grpo_worker.common.store_path import (
     Place,
     StorePath,
     children,
+    elsewhere,
     file_sizes,
     has_file,
     remove_file,
@@ -59,8 +60,8 @@ class Origin:
 
     ``model``: digest of the architecture. ``layout``: that of the saving job. ``attempt``: that saved it.
     ``parts``: what it contains beside the policy, see ``parts_of``; None: an older version saved it.
-    ``source``: checkpoint of another job that it is a copy of, or "". ``policy_only``: only the policy's
-    weights are loaded from it.
+    ``source``: checkpoint of another job that it was adopted from, or "". ``policy_only``: only the policy's
+    weights are loaded from it. ``in_place``: the files are those of ``source``, but for ``CONTROLLER_STATE``.
     """
 
     model: str
@@ -69,6 +70,16 @@ class Origin:
     parts: list[str] | None = None
     source: str = ""
     policy_only: bool = False
+    in_place: bool = False
+
+    def folder(self, path: Place) -> Place:
+        """Return the folder with the state of the checkpoint ``path``."""
+        return elsewhere(path, self.source) if self.in_place else path
+
+    @classmethod
+    def of(cls, marker: Mapping[str, Any]) -> "Origin":
+        """Return the origin in a marker of any version."""
+        return cls(**known(cls, marker["origin"]))
 
 
 def parts_of(spec: GRPOJobSpec) -> list[str]:
@@ -132,16 +143,20 @@ def commit(root: StorePath, step: int, origin: Origin) -> None:
 
     It has the digests of the small files. Each tensor in a file of ``STATE`` has a checksum beside it, which
     ranks check when they load it. ``WEIGHTS`` is not listed: training can be restored without it.
-    Raises SupersededError if a newer attempt was claimed.
+    Raises SupersededError if a newer attempt was claimed, and FileNotFoundError without files ``in_place``.
     """
     path = directory(root, step, origin.attempt)
     files = file_sizes(path)
+    digests = {name: _digest(path / name) for name in files if not name.endswith(STATE)}
+    if origin.in_place:
+        shared = json.loads((origin.folder(path) / MARKER).read_text())
+        files, digests = shared["files"] | files, shared["digests"] | digests
     marker = {
         "format": FORMAT,
         "step": step,
         "origin": asdict(origin),
         "files": files,
-        "digests": {name: _digest(path / name) for name in files if not name.endswith(STATE)},
+        "digests": digests,
     }
     check = partial(attempts.check, root.parent, origin.attempt)
     write_text(path / MARKER, json.dumps(marker), f".{MARKER}", check)
@@ -178,7 +193,7 @@ def verify(path: StorePath, model: str, contents: bool = False) -> Origin:
     remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
     try:
         marker = json.loads((path / MARKER).read_text())
-        version, files, origin = marker["format"], marker["files"], Origin(**known(Origin, marker["origin"]))
+        version, files, origin = marker["format"], marker["files"], Origin.of(marker)
     except FileNotFoundError as error:
         raise ValueError(
             f"checkpoint {path} has no {MARKER}: it was never completed: use another one"
@@ -197,16 +212,23 @@ def verify(path: StorePath, model: str, contents: bool = False) -> Origin:
             f"checkpoint {path} is of another model (digest {origin.model}, this job's is {model}): set "
             "spec.model.path to the model that it was trained from, or use another checkpoint"
         )
-    there = file_sizes(path)
+    own = file_sizes(path)
+    there = file_sizes(origin.folder(path)) | own if origin.in_place else own
     for name, size in files.items():
         if there.get(name) != size:
             raise DamagedCheckpointError(
-                f"checkpoint {path}: {name} is missing or not {size} bytes long; {remedy}"
+                f"checkpoint {origin.folder(path)}: {name} is missing or not {size} bytes long; {remedy}"
             )
     for name, digest in marker.get("digests", {}).items() if contents else ():
-        if not name.endswith(PIECES) and _digest(path / name) != digest:
-            raise DamagedCheckpointError(f"checkpoint {path}: {name} was changed after the save; {remedy}")
+        folder = path if name in own else origin.folder(path)
+        if not name.endswith(PIECES) and _digest(folder / name) != digest:
+            raise DamagedCheckpointError(f"checkpoint {folder}: {name} was changed after the save; {remedy}")
     return origin
+
+
+def state_folder(path: Place) -> Place:
+    """Return the folder with the state of a complete checkpoint, which may be one of another job."""
+    return Origin.of(json.loads((path / MARKER).read_text())).folder(path)
 
 
 def set_aside_sources(root: StorePath) -> set[str]:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
+from grpo_operator.api.names import in_bucket
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.common.store_problems import answers_not
 
@@ -40,6 +41,15 @@ def store_path(store: StoreSpec, path: str) -> StorePath:
     return UPath(path, use_listings_cache=False)
 
 
+def elsewhere(path: Place, other: str) -> Place:
+    """Return another path in the store of ``path``, or on its server."""
+    if isinstance(path, Path):
+        return cast(Place, Path(other))
+    from upath import UPath
+
+    return cast(Place, UPath(other, **path.storage_options))
+
+
 @dataclass(frozen=True, slots=True)
 class JobFolder:
     """Folder of a job. ``store``: in its store, what outlives the pods. ``disk``: in a pod.
@@ -55,7 +65,7 @@ class JobFolder:
     def of(cls, store: StoreSpec, disk: Path) -> "JobFolder":
         """Return the folder of a job that pods have at ``disk``."""
         uri = store.uri
-        return cls(store_path(store, f"{uri.rstrip('/')}/{disk.name}") if uri else disk, disk)
+        return cls(store_path(store, in_bucket(uri, str(disk))) if uri else disk, disk)
 
     @property
     def pieces(self) -> "StorePath | None":

@@ -13,6 +13,7 @@ from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.checkpointing.fork import Fork
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS
 from grpo_worker.checkpointing.store import model_digest
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.model_files import ModelFiles, open_model
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.validation.sets import ValidationSet, open_sets
@@ -58,7 +59,8 @@ def read_inputs(
     fork = Fork.of(spec, config.fork_from)
     if fork is not None:
         board.update(message=f"reading {fork.folder}")
-        fork.check(config.store / CHECKPOINTS, model_digest(model.config))
+        own = JobFolder.of(spec.checkpoint.store, config.store).store
+        fork.check(own / CHECKPOINTS, model_digest(model.config))
     board.update(message="reading data.train", tokens=_tokens_status(model))
     task = open_task(spec.data, model.tokenizer, spec.seed, config.store / "datasets")
     for note in task.notes:

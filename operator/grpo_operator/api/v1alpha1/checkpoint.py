@@ -7,6 +7,7 @@ from pydantic import Field
 from grpo_operator.api.base import Model, Name, Path
 from grpo_operator.api.rules import Rule
 
+_URI = r"^(s3|gs)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*$"
 _STORE_RULES: tuple[Rule["StoreSpec"], ...] = (
     Rule(
         "[has(self.path), has(self.pvc), has(self.uri)].filter(given, given).size() == 1",
@@ -34,7 +35,7 @@ class StoreSpec(Model):
     uri: str | None = Field(
         None,
         max_length=512,
-        pattern=r"^(s3|gs)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*$",
+        pattern=_URI,
         description="bucket of an object store, and prefix in it: s3://BUCKET/PREFIX, or gs://BUCKET/PREFIX, "
         "which is untested",
     )
@@ -81,15 +82,15 @@ class MemoryTierSpec(Model):
 
 _RESUME_RULES: tuple[Rule["ResumeFromSpec"], ...] = (
     Rule(
-        "has(self.job) != has(self.path)",
-        "set exactly one of job and path",
-        lambda source: (source.job is None) != (source.path is None),
+        "[has(self.job), has(self.path), has(self.uri)].filter(given, given).size() == 1",
+        "set exactly one of job, path and uri",
+        lambda source: [source.job, source.path, source.uri].count(None) == 2,
     ),
 )
 
 
 class ResumeFromSpec(Model):
-    """Checkpoint of another job that this job starts from. Exactly one of job and path."""
+    """Checkpoint of another job that this job starts from. Exactly one of job, path and uri."""
 
     rules = _RESUME_RULES
     job: Name | None = Field(None, description="name of a GRPOJob in this namespace, with the same store")
@@ -97,6 +98,13 @@ class ResumeFromSpec(Model):
         None,
         pattern=r"^/store(/[^/.][^/]*)+$",
         description="directory below /store, where pods mount the store: a checkpoint or the folder of a job",
+    )
+    uri: str | None = Field(
+        None,
+        max_length=1024,
+        pattern=_URI,
+        description="checkpoint or folder of a job in a bucket, for a job whose checkpoint.store.uri is on "
+        "the same server: s3://BUCKET/PREFIX",
     )
     step: int | None = Field(
         None, ge=1, le=10**7, description="step of the checkpoint; default: the newest complete one"
@@ -110,7 +118,8 @@ class ResumeFromSpec(Model):
     @property
     def label(self) -> str:
         """Name of the source in messages: the field that names it, and its value."""
-        return "checkpoint.resumeFrom." + (f"job={self.job}" if self.job else f"path={self.path}")
+        kind = "job" if self.job else "uri" if self.uri else "path"
+        return f"checkpoint.resumeFrom.{kind}={self.job or self.uri or self.path}"
 
 
 class CheckpointSpec(Model):

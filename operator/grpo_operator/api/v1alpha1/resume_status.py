@@ -11,10 +11,11 @@ class ResumedFromStatus(Model):
     """Source of a job with checkpoint.resumeFrom."""
 
     folder: str = Field(
-        max_length=1024, description="directory inside the pods in which the checkpoint is looked for"
+        max_length=1024,
+        description="directory inside the pods, or URI, in which the checkpoint is looked for",
     )
     checkpoint: str | None = Field(
-        None, max_length=1024, description="directory of the checkpoint that the job has started from"
+        None, max_length=1024, description="directory or URI of the checkpoint that the job has started from"
     )
 
 

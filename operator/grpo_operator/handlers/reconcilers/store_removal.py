@@ -24,6 +24,7 @@ from grpo_operator.plan.accepted import spec_of
 from grpo_operator.plan.capacity.node_outages import eviction_seconds
 from grpo_operator.plan.store_removal import (
     Step,
+    awaited_children,
     changed_finalizers,
     deletes_store,
     is_held,
@@ -62,7 +63,7 @@ class StoreRemoval:
             return
         spec = _parsed(job)
         writers, remover = split(self._context.cache.pods_of(owner_of(job)))
-        writers += await self._clusters(job)
+        writers += awaited_children(job) + await self._clusters(job)
         await self._confirm(job, spec)
         step, refused = next_step(writers, remover, time.time()), ""
         if step is Step.FINISH:

@@ -61,6 +61,12 @@ def test_the_folder_of_a_job_is_that_of_its_uid() -> None:
             "SourceUnfit",
             ["is pvc other", "path /var/lib", "use the same store"],
         ),
+        (
+            _fork(),
+            _source(checkpoint={"store": {"uri": "s3://runs/x"}}),
+            "SourceUnfit",
+            ["is uri s3://runs/x", "path /var/lib", "or a bucket of the same server"],
+        ),
         (_fork(), _source(model={"path": "preset:tiny-qwen3"}), "SourceUnfit", ["path is preset:tiny"]),
         (_fork(), _source("Succeeded", 120), "SourceUnfit", ["totalSteps=120", "set more than 120"]),
         (_fork(), _source("Failed", None), "SourceUnfit", ["it has none, and it has ended"]),
@@ -74,6 +80,22 @@ def test_a_source_that_cannot_become_right_is_refused(
         _resolve(fork, source)
     assert refused.value.reason == reason
     assert all(text in str(refused.value) for text in texts), str(refused.value)
+
+
+def _in_bucket(made: dict[str, Any], **store: str) -> dict[str, Any]:
+    made["spec"]["checkpoint"] = made["spec"]["checkpoint"] | {"store": {"uri": "s3://runs/b"} | store}
+    return made
+
+
+def test_of_a_bucket_the_folder_is_a_uri() -> None:
+    source = _in_bucket(_source(), uri="s3://other/a/", secret="its-own")
+    assert _resolve(_in_bucket(_fork()), source)[0] == ResumedFromStatus(
+        folder="s3://other/a/default-source-abcdef12"
+    )
+    named = _in_bucket(_fork(uri="s3://gold/x/step-00000010"))
+    assert _resolve(named) == (ResumedFromStatus(folder="s3://gold/x/step-00000010"), "")
+    with pytest.raises(RefusedError, match="or a bucket of the same server"):
+        _resolve(_in_bucket(_fork(), endpoint="http://s3:9000"), source)
 
 
 def test_a_fork_with_the_weights_alone_may_have_fewer_steps() -> None:

@@ -11,6 +11,7 @@ from grpo_operator.plan.status.conditions import Problem
 from grpo_operator.plan.store_removal import (
     RETRY_SECONDS,
     Step,
+    awaited_children,
     changed_finalizers,
     deletes_store,
     is_held,
@@ -88,6 +89,15 @@ def test_the_folder_is_removed_when_nothing_writes_any_more(
     writers: bool, remover: dict[str, Any] | None, after: float, step: Step
 ) -> None:
     assert next_step(["pod tiny-moe-trainer-0"] if writers else [], remover, START + after) is step
+
+
+@pytest.mark.parametrize(
+    ("finalizer", "waits"), [("foregroundDeletion", True), ("orphan", True), (OTHER, False)]
+)
+def test_the_garbage_collector_comes_first(finalizer: str, waits: bool) -> None:
+    """Else it deletes the pod that removes the folder, too, or nobody deletes that after the job."""
+    writers = awaited_children(_job(finalizers=[STORE_FINALIZER, finalizer]))
+    assert next_step(writers, None, START) is (Step.WAIT if waits else Step.START)
 
 
 def test_the_pod_that_removes_is_none_of_the_job() -> None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -96,7 +95,7 @@ class RunCheckpoints:
 
         This comes before the ranks start, because the other job may remove it. Raises ValueError and OSError.
         """
-        if self._fork is not None and isinstance(self._root, Path):
+        if self._fork is not None:
             source = self._fork.adopt(self._root, model_digest(self._trainers.hf), attempt)
             if source is not None:
                 self._board.update(resumed_from=str(source))

@@ -27,6 +27,7 @@ from grpo_worker.checkpointing.store import (
     commit,
     directory,
     prune,
+    state_folder,
     verify,
 )
 from grpo_worker.common.store_path import StorePath, patiently
@@ -236,7 +237,7 @@ def _readable(path: StorePath) -> Iterator[Path]:
     if isinstance(path, Path):
         yield path
         return
-    draft = small_files(path)
+    draft = small_files(state_folder(path))
     OBJECT_FILES[str(draft.path)] = ObjectFiles(path)
     try:
         yield draft.path

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from grpo_worker.checkpointing.store import MARKER, PIECES, DamagedCheckpointError
+from grpo_worker.checkpointing.store import MARKER, PIECES, DamagedCheckpointError, state_folder
 from grpo_worker.common.object_stream import ObjectStream
 from grpo_worker.common.store_path import patiently
 
@@ -76,7 +76,7 @@ class ObjectFiles:
     """
 
     def __init__(self, folder: "UPath") -> None:
-        self._folder = folder
+        self._folder = state_folder(folder)
         self._digests: dict[str, dict[_Span, str]] = {}
         marker = json.loads((folder / MARKER).read_text())
         self._sealed: dict[str, str] = marker["digests"]
