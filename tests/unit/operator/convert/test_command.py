@@ -10,7 +10,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.cli.kubectl.conversion import main, texts_of
 
 SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
-  data.train_files=$HOME/gsm8k/train.parquet trainer.log_val_generations=9 actor_rollout_ref.rollout.n=%s \\
+  data.train_files=$HOME/gsm8k/train.parquet trainer.default_hdfs_dir=a actor_rollout_ref.rollout.n=%s \\
   actor_rollout_ref.model.path=Qwen/Qwen3-8B trainer.nnodes=$NODES $@
 """
 
@@ -39,7 +39,7 @@ def test_the_manifest_goes_to_stdout_and_the_lists_to_stderr(
     [
         ("8", [], "trainer.nnodes=${NODES}: line 3: the script does not set NODES: add --define NODES=VALUE"),
         ("many", ["--define=NODES=1"], "actor_rollout_ref.rollout.n=many: write a whole number"),
-        ("8", ["--define=NODES=1", "--strict"], "trainer.log_val_generations=9: responses of validations"),
+        ("8", ["--define=NODES=1", "--strict"], "trainer.default_hdfs_dir=a: set checkpoint.store"),
         ("8", ["--define=NODES=1", "--reward=poem"], "--reward=poem: write math, code, json, choice, /FILE"),
     ],
 )
