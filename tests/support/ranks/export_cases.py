@@ -15,11 +15,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.common.rank_errors import ExportError
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, weight_reader
 from grpo_worker.megatron.export import files as export_files
 from grpo_worker.megatron.export import place as export_place
-from grpo_worker.megatron.export.exporter import ExportError, begin_export
+from grpo_worker.megatron.export.exporter import begin_export
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.model_files.config import model_config

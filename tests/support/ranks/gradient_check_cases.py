@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_worker.megatron.training.gradient_check import GradientCheck, GradientMismatchError
+from grpo_worker.common.rank_errors import GradientMismatchError
+from grpo_worker.megatron.training.gradient_check import GradientCheck
 from support.ranks.policy_cases import batch, make, own_rows, update, whole_weights
 
 LOWEST_BIT = 0

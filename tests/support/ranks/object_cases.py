@@ -8,9 +8,9 @@ from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing.exports import EXPORTS
 from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete, directory
 from grpo_worker.common import object_stream
+from grpo_worker.common.rank_errors import ExportError
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
-from grpo_worker.megatron.export.exporter import ExportError
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.model_files.config import model_config
 from support.object_store import KEYS

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_worker.checkpointing.exports import CONFIG
+from grpo_worker.common.rank_errors import ExportError
 from grpo_worker.common.store_path import StorePath
 from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.export.companions import write_companions
@@ -24,10 +25,6 @@ from grpo_worker.profiling.background import join
 from grpo_worker.profiling.progress import PROGRESS
 
 _NUMBERS = itertools.count()  # of the exports of this process; all ranks take part in each
-
-
-class ExportError(UnwritableStoreError):
-    """The directory was not written; every rank raises the same error."""
 
 
 def begin_export(

@@ -10,15 +10,12 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from grpo_worker.common.rank_errors import GradientMismatchError
 from grpo_worker.megatron.model.build import device
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.expert_load import ExpertLoad
 
 _BITS = {2: torch.int16, 4: torch.int32}  # bytes of a value -> integers of that size
-
-
-class GradientMismatchError(RuntimeError):
-    """Two computations of the same gradients have different bits."""
 
 
 class GradientCheck:
