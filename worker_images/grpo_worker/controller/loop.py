@@ -145,8 +145,10 @@ class GrpoLoop:
             wait(self._background, _LAST_RECORDS)
             self._records.settle()
             write_page(self._page, self._record.check_claims)
-            regressed = self._record.regressed
-            self._board.update(phase=Phase.FAILED, message=self._record.failed, regressed=regressed)
+            self._board.update(
+                phase=Phase.FAILED, message=self._record.failed, regressed=self._record.regressed,
+                validation=self._validator.results,
+            )  # fmt: skip
         else:
             self._gpus.save().result()
             self._failures.finished()  # the next controller must not count a death

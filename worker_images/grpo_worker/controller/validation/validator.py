@@ -233,7 +233,7 @@ class VersionValidator:
         found = regression(self._scores, margin, most, self._resumed)
         if found is None:
             return
-        self._log.flush()  # no checkpoint follows
+        self.flush()  # no checkpoint follows
         kept = "no checkpoint is kept for it"
         if self._best is not None:
             step = self._best[1]

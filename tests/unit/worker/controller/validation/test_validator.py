@@ -178,6 +178,8 @@ def test_a_job_whose_scores_have_fallen_fails_and_keeps_its_best_checkpoint(tmp_
     status = world.board.get()
     assert (status.phase, status.regressed, world.starts) == (Phase.FAILED, True, 1)
     assert status.restarts.job == 0 and _results(tmp_path)[-1]["step"] == 8 and status.step == 8
+    assert (status.validation[0].step, status.validation[0].best_step) == (8, 4)
+    assert sample_steps(tmp_path / "validation_samples")[-1] == 8
     assert "the mean score of gcd was more than 0.1 below its best one, 0.75 at step 4" in status.message
     assert "in 2 validations in a row, the last with 0.5 at step 8" in status.message
     assert "the checkpoint of step 4 is kept" in status.message
