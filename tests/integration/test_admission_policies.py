@@ -223,7 +223,8 @@ def test_pods_that_the_operator_creates_take_nothing_of_their_nodes_either(api: 
     assert not _refused(api, own, OPERATOR)
     assert "a path of its node" in _refused(api, _remover({"path": "/mnt/store"}), OPERATOR)
     assert "the network of its node" in _refused(api, _remover({"pvc": "store"}, hostNetwork=True), OPERATOR)
-    assert "mounts a token" in _refused(api, _remover({"pvc": "store"}, volumes=TOKEN), OPERATOR)
+    with_token = _remover({"pvc": "store"}, volumes=[*own["spec"]["volumes"], *TOKEN])
+    assert "mounts a token" in _refused(api, with_token, OPERATOR)
     foreign = {**own, "metadata": {"name": "x", "namespace": "default"}}
     assert "objects of a GRPOJob or RolloutPool only" in _refused(api, foreign, OPERATOR)
 
