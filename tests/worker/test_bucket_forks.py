@@ -40,7 +40,7 @@ def _folder(server: S3Server, name: str) -> StorePath:
     return JobFolder.of(server.spec(), Path("/store", name)).store
 
 
-def _adopt(server: S3Server, name: str, attempt: int = 1) -> StorePath | None:
+def _adopt(server: S3Server, name: str, attempt: int = 1) -> "StorePath | None":
     """Let the controller of job ``name`` take over the checkpoint of step 2."""
     store = server.spec().wire()
     uri = f"{store['uri']}/{SOURCE}"
