@@ -21,6 +21,7 @@ from support.engine_server import free_port
 from support.faults import until
 
 _NAMESPACE, _NAME = "monitoring", "test"
+_OF_ITS_POD = {"SHARD": "0", "POD_NAME": f"prometheus-{_NAME}-0"}
 _OBJECTS = f"""\
 apiVersion: v1
 kind: Namespace
@@ -125,7 +126,10 @@ def _configuration(monitors: int) -> dict[str, Any] | None:
     data = json.loads(found)["data"] if found else {}
     if "prometheus.yaml.gz" not in data:
         return None
-    config = yaml.safe_load(gzip.decompress(base64.b64decode(data["prometheus.yaml.gz"])))
+    text = gzip.decompress(base64.b64decode(data["prometheus.yaml.gz"])).decode()
+    for variable, value in _OF_ITS_POD.items():  # in a pod its sidecar does that
+        text = text.replace(f"$({variable})", value)
+    config = yaml.safe_load(text)
     return dict(config) if len(config["scrape_configs"]) >= monitors else None
 
 
