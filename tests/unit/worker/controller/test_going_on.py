@@ -1,6 +1,7 @@
 """The loop of a job that starts from another job's checkpoint, and of one that goes on after its end."""
 
 import json
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ def _ledger(world: World) -> list[dict[str, Any]]:
 def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A job of 10 steps with checkpoints of 8 and 10, and its ledger."""
     world = World(tmp_path_factory.mktemp("source"), steps=10)
+
+    def wait_for_records(_version: int) -> None:
+        """Wait, because on a busy machine they take longer than the steps until the next checkpoint."""
+        wait([world.loop._checkpoints._records])
+
+    world.before_generation = wait_for_records
     return world.store, _ledger(world)
 
 
