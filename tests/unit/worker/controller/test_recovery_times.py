@@ -77,11 +77,21 @@ def test_a_fault_whose_time_is_unknown_began_when_it_was_reported(tmp_path: Path
     assert times.last is not None and (times.last.seconds, times.last.parts["detect"]) == ("5.0", "0.0")
 
 
-def test_a_store_that_fails_delays_nothing(tmp_path: Path) -> None:
-    times = RecoveryTimes(tmp_path / "missing" / "recoveries.jsonl", FakeClock())
+def test_a_store_that_fails_delays_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "recoveries.jsonl"
+    times = RecoveryTimes(file, FakeClock())
+    for step in (1, 2, 3):
+        times.begins("job")
+        written = times.ends(step)
+        assert written is not None and written.result(10) is None and times.last is not None
+        assert not file.exists() or step == 3
+        if step == 2:
+            file.parent.mkdir()
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3]
     times.begins("job")
-    written = times.ends(1)
-    assert written is not None and written.result(10) is None and times.last is not None
+    written = times.ends(4)
+    assert written is not None and written.result(10) is None
+    assert len(file.read_text().splitlines()) == 4, "each is written once"
 
 
 def test_a_suspension_belongs_to_no_recovery(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,21 @@ from grpo_worker.common.clock import Clock, utc_time
 from grpo_worker.metrics.recovery import Part, Recovery, observe
 
 log = logging.getLogger(__name__)
+_KEPT = 1000  # records that wait for the store
 
 
 class RecoveryTimes:
     """Recoveries of a controller: one at a time, from a fault until the interrupted step is finished.
 
-    ``last``: the latest that is complete. A store that fails loses a line, and delays nothing.
+    ``last``: the latest that is complete. A store that fails delays nothing: what it did not take is written
+    with the next record.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
         self._file, self._clock = file, clock
         self._recovery: Recovery | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recoveries")
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self.last: RecoveryReport | None = None
 
     def begins(self, cause: str, since: float | None = None, why: str = "") -> None:
@@ -61,8 +65,11 @@ class RecoveryTimes:
         self._recovery = None
 
     def _append(self, line: dict[str, Any]) -> None:
+        self._unwritten.append(line)
         try:
             with self._file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write("".join(json.dumps(record) + "\n" for record in self._unwritten))
         except OSError:
-            log.exception("a recovery cannot be recorded")
+            log.exception("%d recoveries cannot be recorded yet", len(self._unwritten))
+        else:
+            self._unwritten.clear()
