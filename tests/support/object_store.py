@@ -18,6 +18,7 @@ from yarl import URL
 
 from grpo_devcluster.gobuild import binary, build_all
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
+from grpo_worker.common.store_path import JobFolder, StorePath
 from support.engine_server import free_port
 
 KEYS = {"AWS_ACCESS_KEY_ID": "grpo", "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests"}
@@ -69,6 +70,10 @@ class S3Server:
     def spec(self, port: int | None = None) -> StoreSpec:
         endpoint = f"http://127.0.0.1:{port or self.port}"
         return StoreSpec(uri=f"s3://{BUCKET}/jobs", endpoint=endpoint, region="us-east-1", secret="keys")
+
+    def folder(self, name: str) -> StorePath:
+        """Return the folder of a job in the bucket."""
+        return JobFolder.of(self.spec(), Path("/store", name)).store
 
     def objects(self, folder: str) -> list[str]:
         """Return the names of the objects of a job, relative to its folder."""

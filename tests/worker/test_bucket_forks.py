@@ -3,7 +3,6 @@
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from aiohttp import web
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.fork import Fork
 from grpo_worker.checkpointing.store import complete_steps
-from grpo_worker.common.store_path import JobFolder, StorePath
+from grpo_worker.common.store_path import StorePath
 from support.object_store import S3Server, faulty, s3_server
 from support.objects import job, spec_of
 from support.ranks.launcher import run as run_on_ranks
@@ -36,10 +35,6 @@ def saved(server: S3Server) -> list[Any]:
     return run_on_ranks("object_cases:save", 2, store=store, folder=SOURCE, layout=TP2_EP2)
 
 
-def _folder(server: S3Server, name: str) -> StorePath:
-    return JobFolder.of(server.spec(), Path("/store", name)).store
-
-
 def _adopt(server: S3Server, name: str, attempt: int = 1) -> "StorePath | None":
     """Let the controller of job ``name`` take over the checkpoint of step 2."""
     store = server.spec().wire()
@@ -47,7 +42,7 @@ def _adopt(server: S3Server, name: str, attempt: int = 1) -> "StorePath | None":
     made = job(checkpoint={"store": store, "resumeFrom": {"uri": uri, "step": 2}})
     wanted = Fork.of(spec_of(made), uri)
     assert wanted is not None
-    own = _folder(server, name)
+    own = server.folder(name)
     assert attempts.claim(own, attempt, "controller")
     return wanted.adopt(own / "checkpoints", "tiny", attempt)
 
@@ -97,7 +92,7 @@ def test_a_source_that_is_removed_is_named_by_all_ranks_and_not_replaced(server:
         assert all("is missing" in error for error in errors)
         own = server.files / "jobs" / "late" / "checkpoints" / "step-00000002.attempt-1"
         (own / "COMMITTED").rename(own / "DAMAGED")  # as the controller does then
-        assert complete_steps(_folder(server, "late") / "checkpoints") == []
+        assert complete_steps(server.folder("late") / "checkpoints") == []
         with pytest.raises(ValueError, match=f"{gone}, from which this job has started, was removed before"):
             _adopt(server, "late", attempt=2)
     finally:

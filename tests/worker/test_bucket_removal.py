@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -16,7 +15,7 @@ from upath import UPath
 
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing.store import complete_steps
-from grpo_worker.common.store_path import JobFolder, uploads_below
+from grpo_worker.common.store_path import uploads_below
 from support.object_store import KEYS, S3Server, faulty, s3_server
 
 NAME = "default-tiny-moe-12345678"
@@ -42,7 +41,7 @@ def objects(server: S3Server) -> None:
 
 
 def _folder(server: S3Server, name: str) -> UPath:
-    folder = JobFolder.of(server.spec(), Path("/store", name)).store
+    folder = server.folder(name)
     assert isinstance(folder, UPath)
     return folder
 

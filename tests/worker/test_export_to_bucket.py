@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.exports import EXPORTS, complete_exports
-from grpo_worker.common.store_path import JobFolder, StorePath, uploads_below
+from grpo_worker.common.store_path import uploads_below
 from support.object_store import S3Server, faulty, s3_server
 from support.ranks.launcher import run as run_on_ranks
 
@@ -32,10 +32,6 @@ def _export(store: StoreSpec, folder: str, attempt: int) -> list[str]:
     return run_on_ranks(
         "object_cases:export_weights", 2, store=store.wire(), folder=folder, layout=TP2_EP2, attempt=attempt
     )
-
-
-def _job(server: S3Server, name: str) -> StorePath:
-    return JobFolder.of(server.spec(), Path("/store", name)).store
 
 
 def _tensors(export: Path) -> dict[str, torch.Tensor]:
@@ -64,8 +60,8 @@ def test_an_export_in_a_bucket_has_the_files_of_one_in_a_directory_despite_fault
     assert all(torch.equal(tensors[name], value) for name, value in expected.items())
     names = {file.name for file in plain.iterdir()}
     assert {name.replace("model-1-", "model-") for name in _names(found)} == names
-    assert complete_exports(_job(server, "bucket") / EXPORTS) == {1}
-    assert not uploads_below(_job(server, "bucket"))
+    assert complete_exports(server.folder("bucket") / EXPORTS) == {1}
+    assert not uploads_below(server.folder("bucket"))
     model = AutoModelForCausalLM.from_pretrained(found)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == sum(v.numel() for name, v in expected.items() if not name.endswith("bias"))
@@ -76,7 +72,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def test_what_an_attempt_did_not_complete_is_replaced(server: S3Server) -> None:
-    exports = _job(server, "replaced") / EXPORTS
+    exports = server.folder("replaced") / EXPORTS
     for name in ("model-1-00000-00000.safetensors", "model.safetensors.index.json"):
         (exports / STEP / name).write_bytes(b"of attempt 1")
     assert complete_exports(exports) == set()
@@ -87,7 +83,7 @@ def test_what_an_attempt_did_not_complete_is_replaced(server: S3Server) -> None:
 
 
 def test_an_older_attempt_completes_no_export(server: S3Server) -> None:
-    assert attempts.claim(_job(server, "superseded"), 2, "another controller")
+    assert attempts.claim(server.folder("superseded"), 2, "another controller")
     errors = _export(server.spec(), "superseded", 1)
     assert all("attempt 2 has begun in another controller" in error for error in errors), errors
-    assert complete_exports(_job(server, "superseded") / EXPORTS) == set()
+    assert complete_exports(server.folder("superseded") / EXPORTS) == set()

@@ -20,7 +20,7 @@ from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.store import complete, complete_steps, newest_sound, remove_remains
 from grpo_worker.common.clock import SYSTEM_CLOCK
-from grpo_worker.common.store_path import JobFolder, StorePath, uploads_below
+from grpo_worker.common.store_path import JobFolder, uploads_below
 from grpo_worker.controller.recovery.object_store import await_store
 from support.departing import finish, start
 from support.job_outcome import outcome, outcome_of
@@ -58,14 +58,10 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and one["steps"] == other["steps"]
 
 
-def _folder(server: S3Server, name: str, port: int | None = None) -> StorePath:
-    return JobFolder.of(server.spec(port), Path("/store", name)).store
-
-
 def test_ranks_without_any_file_resume_bitwise(server: S3Server, saved: list[Any]) -> None:
     resumed = _resume(server.spec(), "saved")
     assert all(_equal(*pair) for pair in zip(saved, resumed, strict=True))
-    assert complete_steps(_folder(server, "saved") / "checkpoints") == [1, 2]
+    assert complete_steps(server.folder("saved") / "checkpoints") == [1, 2]
 
 
 def test_a_copy_of_the_objects_is_a_checkpoint_of_a_file_system(
@@ -107,7 +103,7 @@ def test_throttling_errors_and_cut_connections_cost_time_and_no_bit(
     assert sum((fired - between).values()) >= 3, "none while it was read"
     for undisturbed, one, other in zip(saved, found, resumed, strict=True):
         assert _equal(undisturbed, one) and _equal(undisturbed, other)
-    assert not uploads_below(_folder(server, "faults"))
+    assert not uploads_below(server.folder("faults"))
     record_from_test("reliability", {"s3_faults_survived": sum(fired.values())})
 
 
@@ -167,7 +163,7 @@ def test_a_changed_bit_is_found_by_its_digest_on_all_ranks(server: S3Server) -> 
 def test_without_a_file_the_checkpoint_before_is_used(server: S3Server) -> None:
     _save(server.spec(), "missing")
     _largest(server, "missing").unlink()
-    root = _folder(server, "missing") / "checkpoints"
+    root = server.folder("missing") / "checkpoints"
     assert newest_sound(root, "tiny") == root / "step-00000001"
     assert complete_steps(root) == [1], "the damaged one is set aside"
 
@@ -216,7 +212,7 @@ def test_a_controller_and_ranks_that_are_killed_in_an_upload_resume_bitwise_on_e
     assert not any("step-00000004.attempt-1" in found for found in names), "what was not completed is removed"
     ahead = [found for found in names if found.startswith("pending/")]
     assert ahead == ["pending/step-00000002.attempt-1.npz"] * lag, "no step comes after the last one"
-    assert not uploads_below(_folder(server, name))
+    assert not uploads_below(server.folder(name))
 
 
 def _pieces(server: S3Server, name: str, log: str) -> list[str]:
@@ -225,7 +221,7 @@ def _pieces(server: S3Server, name: str, log: str) -> list[str]:
 
 
 def test_an_upload_that_was_killed_leaves_nothing(server: S3Server) -> None:
-    root = _folder(server, "killed") / "checkpoints"
+    root = server.folder("killed") / "checkpoints"
     assert not isinstance(root, Path)
     file = root / "step-00000003.attempt-1" / "__0_0.distcp"
     stream = file.fs.open(file.path, "wb", block_size=5 << 20)
@@ -239,7 +235,7 @@ def test_an_upload_that_was_killed_leaves_nothing(server: S3Server) -> None:
 
 
 def test_of_many_controllers_one_claims_an_attempt(server: S3Server) -> None:
-    folder = _folder(server, "claims")
+    folder = server.folder("claims")
     with ThreadPoolExecutor(8) as threads:
         won = list(threads.map(lambda i: attempts.claim(folder, 1, f"controller-{i}"), range(8)))
     assert sum(won) == 1 and attempts.newest(folder) == 1
@@ -255,7 +251,7 @@ def _refusal(spec: StoreSpec, keys: dict[str, str] = KEYS) -> str:
 
 def test_what_cannot_work_is_refused_with_the_field_and_the_remedy(server: S3Server) -> None:
     spec = server.spec()
-    await_store(_folder(server, "fits"), spec, print, SYSTEM_CLOCK)
+    await_store(server.folder("fits"), spec, print, SYSTEM_CLOCK)
     assert server.objects("fits") == []
     missing = spec.model_copy(update={"uri": "s3://other/jobs"})
     assert _refusal(missing).startswith("checkpoint.store.uri=s3://other/jobs: there is no such bucket (")
@@ -273,5 +269,5 @@ def test_a_server_that_is_away_is_waited_for(server: S3Server) -> None:
             server.start()
 
     server.stop()
-    await_store(_folder(server, "away"), server.spec(), report, SYSTEM_CLOCK)
+    await_store(server.folder("away"), server.spec(), report, SYSTEM_CLOCK)
     assert "checkpoint.store.uri=s3://runs/jobs: the store does not answer" in said[0]

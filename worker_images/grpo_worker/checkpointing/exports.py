@@ -3,11 +3,11 @@
 from contextlib import suppress
 from pathlib import Path
 
+from grpo_worker.checkpointing.store import step_and_attempt
 from grpo_worker.common.store_path import StorePath, children, has_file
 
 EXPORTS = "export"  # in the folder of a job
 CONFIG = "config.json"  # written last in a bucket
-_PREFIX = "step-"
 
 
 def complete_exports(folder: StorePath) -> set[int]:
@@ -15,7 +15,7 @@ def complete_exports(folder: StorePath) -> set[int]:
     found = set()
     for name in children(folder):
         with suppress(ValueError):  # the name of one that is not complete, in a file system
-            step = int(name.removeprefix(_PREFIX))
+            step, _ = step_and_attempt(folder / name)
             if isinstance(folder, Path) or has_file(folder / name / CONFIG):
                 found.add(step)
     return found

@@ -45,7 +45,7 @@ Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What all samples of a file have in common. ``time``: seconds since the epoch."""
+    """Fields that all samples of a file share. ``time``: seconds since the epoch."""
 
     step: int
     attempt: int

@@ -7,6 +7,8 @@ from pydantic import Field
 from grpo_operator.api.base import Model, Name, Path
 from grpo_operator.api.rules import Rule
 
+# Of an export's file, which has more only if it holds a single larger tensor.
+EXPORT_FILE_BYTES = 2 * 2**30
 _URI = r"^(s3|gs)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*$"
 _STORE_RULES: tuple[Rule["StoreSpec"], ...] = (
     Rule(

@@ -6,6 +6,7 @@ Sizes of model state are computed; those of processes are assumed, because nothi
 from dataclasses import dataclass
 
 from grpo_operator.api.base import Device
+from grpo_operator.api.v1alpha1.checkpoint import EXPORT_FILE_BYTES
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.plan.capacity.feasibility import quantity
@@ -24,7 +25,6 @@ _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
 _BF16 = 2
-_EXPORT_FILE = 2 * 2**30  # bytes of a file of an export, which is encoded in memory before it is uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def host_memory(
     saving = ranks * max(stage.saved + stage.chunks for stage in stages)
     exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
     if spec.checkpoint.store.uri and (spec.checkpoint.export_every_steps or spec.checkpoint.export_at_end):
-        exporting += ranks * _EXPORT_FILE
+        exporting += ranks * EXPORT_FILE_BYTES  # a file is encoded in memory before it is uploaded
     tier = spec.checkpoint.memory
     snapshots = agent_memory.snapshots_of_pod(spec, stages)
     copies = agent_memory.written_by_ranks(snapshots)

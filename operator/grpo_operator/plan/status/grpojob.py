@@ -91,10 +91,8 @@ def job_status(
     if resumes:
         observed = replace(observed, controller=None)  # its last report is that of the end
     phase, message = _phase(job, spec, observed, resumes)
-    problem, cause = (
-        problem_of(phase, observed),
-        cause_of_end(phase, observed, _condition(_old(job), "Failed")),
-    )
+    problem = problem_of(phase, observed)
+    cause = cause_of_end(phase, observed, _condition(_old(job), "Failed"))
     train, spares = _ranks(spec, observed), _spares(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
     values = _from_controller(old, observed.controller)

@@ -160,7 +160,7 @@ def test_a_missing_object_is_named_where_ranks_read_it(own: UPath, source: UPath
 
 
 def test_changed_objects_are_found_by_the_forks_own_marker(own: UPath, source: UPath) -> None:
-    """Who replaces the digests beside the state replaces nothing that the fork has noted."""
+    """The fork has noted the digests: replacing those beside the state changes nothing."""
     Fork(_spec(), source).adopt(own, MODEL, 1)
     place = directory(source / "checkpoints", 30, 1)
     upload(place / FILE, [lambda stream: stream.write(b"state of step 99")])

@@ -1,4 +1,4 @@
-"""Which updates spec.trainer.gradientCheck checks."""
+"""Updates that spec.trainer.gradientCheck checks."""
 
 import json
 from pathlib import Path

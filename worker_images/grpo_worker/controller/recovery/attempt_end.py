@@ -25,11 +25,10 @@ _FINAL = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of an attempt. ``final``: every other attempt would fail in the same way. ``regressed``: its
-    reason is that the scores of a validation set have fallen.
+    """Failure of an attempt. ``final``: every other attempt would fail in the same way.
 
     ``host``: of the ranks that failed, if they are all in one pod. ``since``: time of its first sign, None if
-    it is unknown.
+    it is unknown. ``regressed``: the scores of a validation set have fallen.
     """
 
     message: str

@@ -77,7 +77,7 @@ def begin_export(
 
 
 class _Together:
-    """What the threads of all ranks do together in one export. ``key``: names it, the same on all ranks."""
+    """Joint work of all ranks' threads in one export. ``key``: names it, the same on all ranks."""
 
     def __init__(self, key: str, target: str) -> None:
         self._key, self._target = key, target

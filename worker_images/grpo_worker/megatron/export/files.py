@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from grpo_operator.api.v1alpha1.checkpoint import EXPORT_FILE_BYTES
 from grpo_worker.common.store_problems import errno_of
 from grpo_worker.megatron.export.place import ExportPlace
 from grpo_worker.profiling.background import join
 
-FILE_BYTES = 2 * 2**30
+FILE_BYTES = EXPORT_FILE_BYTES
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Where an export is written: a directory that is renamed when it is complete, or objects of a bucket."""
+"""Places of exports: directories that are renamed when they are complete, or objects of a bucket."""
 
 import re
 import shutil
