@@ -120,6 +120,26 @@ def ray_head(job: JobView) -> str:
     return f"{', '.join(before)} is replaced"
 
 
+def gpu_taken(job: JobView) -> str:
+    """Kill an engine while containers get no GPUs. They get them again once the job says why it waits."""
+    pod = job.pods("rollout")[0]
+    name, before = pod["metadata"]["name"], agent(pod)["restarts"]
+    aside = nvidia.SPECIFICATION.rename(nvidia.SPECIFICATION.with_suffix(".aside"))
+    try:
+        kill_container(pod, "engine")
+        said = until("the job names the container", lambda: _said_of(job, name), PATIENCE)
+    finally:
+        aside.rename(nvidia.SPECIFICATION)
+    until("the engine serves again", lambda: agent(pod).get("restarts", 0) > before, PATIENCE)
+    return str(said)
+
+
+def _said_of(job: JobView, pod: str) -> str:
+    """Return the first condition of a job that names this pod and the GPU's device, or ""."""
+    said = (condition["message"] for condition in job.status()["conditions"])
+    return next((text for text in said if pod in text and "CDI" in text), "")
+
+
 def operator(job: JobView) -> str:
     """Delete the operator's pod."""
     found = job.kubectl("-n", NAMESPACE, "delete", "pod", "--all", "--wait")
@@ -129,7 +149,7 @@ def operator(job: JobView) -> str:
 
 FAULTS: tuple[Fault, ...] = (
     *(trainer_agent, engine_agent, operator, rank, engine_generating),
-    *(engine_updating, controller, trainer_pod, ray_head),
+    *(engine_updating, controller, trainer_pod, ray_head, gpu_taken),
 )
 BY_NAME = {fault.__name__: fault for fault in FAULTS}
 
@@ -197,7 +217,7 @@ def main() -> None:
     if args.run == "faulted" and calm.exists():
         found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)
         print(found["differences"])
-    write_raw(args.out / f"{args.run}.json", stamp(nvidia.names()), **found)
+    write_raw(args.out / f"{args.run}.json", stamp(nvidia.names() if nvidia.present() else ""), **found)
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
     sys.exit(0 if status["phase"] == "Succeeded" and not any("failed" in case for case in faults) else 1)
 

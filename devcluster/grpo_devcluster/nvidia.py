@@ -25,7 +25,7 @@ LIBRARY = "libnvidia-ml.so.1"
 RUNTIME = "nvidia"  # name of the RuntimeClass and of containerd's runtime
 _CONTROL = Path("/dev/nvidiactl")
 _LOADER = Path("/etc/ld.so.conf.d/grpo-devcluster-nvidia.conf")
-_SPECIFICATION = Path("/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json")
+SPECIFICATION = Path("/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json")  # of the GPUs that pods ask for
 _SOCKETS = Path("/var/lib/kubelet/device-plugins")  # the same for every kubelet, whatever its root is
 _RUNTIME_CONFIG = RUN / "nvidia-container-runtime.toml"
 # NVIDIA's programs recognize each other by their plain names.
@@ -113,7 +113,7 @@ def containerd_environment() -> dict[str, str]:
 
 def start() -> None:
     """Start the device plugin, label the node and wait until the scheduler sees the GPUs."""
-    _SPECIFICATION.parent.mkdir(parents=True, exist_ok=True)
+    SPECIFICATION.parent.mkdir(parents=True, exist_ok=True)
     command = plugin_command(binary("nvidia-device-plugin"), _TOOLS / "nvidia-cdi-hook")
     processes.start("nvidia-device-plugin", command)
     kubectl("label", "--overwrite", "node", NODE, LABEL)
@@ -153,7 +153,7 @@ def down() -> None:
     if not _LOADER.exists():  # another cluster's plugin may have written the same files
         return
     processes.stop("nvidia-device-plugin")
-    _SPECIFICATION.unlink(missing_ok=True)
+    SPECIFICATION.unlink(missing_ok=True)
     (_SOCKETS / "nvidia-gpu.sock").unlink(missing_ok=True)
     _LOADER.unlink()
     subprocess.run(["ldconfig"], check=False)
