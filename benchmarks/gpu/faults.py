@@ -42,7 +42,7 @@ from support.faults import (
 )  # fmt: skip
 from support.jobs import ENDED
 
-BETWEEN = 3  # undisturbed steps between two faults
+BETWEEN = 2  # undisturbed steps between two faults
 PATIENCE = 240  # seconds for a step after a fault
 COMPARED = ("actor/loss", "actor/grad_norm", "critic/score/mean", "train/train_rollout_logprob_abs_diff")
 Fault = Callable[[JobView], str]  # injects it and returns what shows that it happened
