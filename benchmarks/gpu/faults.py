@@ -26,6 +26,7 @@ from grpo_devcluster import nvidia
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE
+from grpo_devcluster.packages import use_packed_tools
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import stamp, write_raw
@@ -60,8 +61,8 @@ def trainer_pod(job: JobView) -> str:
 def rank(job: JobView) -> str:
     """Kill a rank's process."""
     before = report(job)["trainers"][0]
-    pod = job.pods("trainer")[0]["metadata"]["name"]
-    job.exec(pod, "ray-worker", "kill", "-9", str(before["pid"]))
+    (pod,) = (pod for pod in job.pods("trainer") if pod["status"]["podIP"] == before["address"])
+    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(before["pid"]))
     until("another process", lambda: report(job)["trainers"][0]["pid"] != before["pid"], PATIENCE)
     return f"process {before['pid']} is replaced by {report(job)['trainers'][0]['pid']}"
 
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="steps of the job (60)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    use_packed_tools()
     job = begin(args.run, args.manifest, args.steps)
     until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
     chosen = [BY_NAME[name] for name in args.only]
