@@ -95,6 +95,18 @@ def test_a_rank_that_hangs_before_the_first_byte_of_a_store_is_not_the_jobs_faul
         assert failure_of(caught.value).cause == ("infrastructure" if reads else "job")
 
 
+def test_the_log_has_the_stack_of_a_rank_that_failed_by_its_own_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stack = "ray::TrainerWorker.work()\n  File \"/x/actor.py\", line 3, in work\nKeyError: 'experts'"
+    failed = RayTaskError("work", stack, KeyError("experts"))
+    gang, _, _ = _gang(seconds=_work(1.0), errors={37: failed})
+    with pytest.raises(GangError) as caught:
+        gang.call("work")
+    assert failure_of(caught.value).message == "work: KeyError: 'experts'"
+    assert 'File "/x/actor.py", line 3, in work' in caplog.text
+
+
 def _of_reads(error: Exception) -> CheckpointException:
     """Return torch's error of a checkpoint that two ranks cannot read."""
     return CheckpointException("load", {rank: (error, StackSummary()) for rank in range(2)})

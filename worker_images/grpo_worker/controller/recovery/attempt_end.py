@@ -40,8 +40,9 @@ class Failure:
 
 
 def failure_of(error: Exception, store: str = STORE) -> Failure:
-    """Return the failure that an error is; one that nobody expected is logged with its stack.
+    """Return the failure that an error is; the stack of one that is not expected is logged.
 
+    That of an error of the job's own code on a rank is the rank's, which no log of the rank has.
     ``store``: name of the job's store in the message.
     """
     outside = error.outside if isinstance(error, GangError) else comes_from_outside(error)
@@ -51,6 +52,8 @@ def failure_of(error: Exception, store: str = STORE) -> Failure:
         message = with_store_problem(str(error), error, store)
         final = isinstance(error, _FINAL) and not outside
         if isinstance(error, GangError):
+            if error.__cause__ is not None and not outside:
+                log.error("a rank failed", exc_info=error.__cause__)
             return Failure(message, cause, final, error.host, error.since)
         return Failure(message, cause, final, regressed=isinstance(error, ValidationRegressedError))
     log.error("the attempt failed", exc_info=error)
