@@ -14,7 +14,7 @@ Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker
 import argparse
 import os
 import statistics
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,36 @@ from grpo_worker.megatron.deterministic import require_deterministic
 from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.training.policy import PolicyModel
 
-KINDS: dict[str, Kind] = {
-    "transformer_engine": (ENGINE, BF16), "fp8": (ENGINE, FP8), "local": (LOCAL, BF16),
-}  # fmt: skip
-TOKENS, ROWS, UPDATES = 2048, 4, 4
+UPDATES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """Kernels and rows of an update. ``packed``: tokens of a micro-batch; None: one row each."""
+
+    kind: Kind
+    lengths: tuple[int, ...] = (2048,) * 4
+    packed: int | None = None
+
+
+CASES = {
+    "transformer_engine": Case((ENGINE, BF16)),
+    # As in jobs of short answers: hundreds of sequences in a micro-batch.
+    "transformer_engine packed": Case((ENGINE, BF16), tuple(range(16, 48)) * 16, packed=8192),
+    "fp8": Case((ENGINE, FP8)),
+    "local": Case((LOCAL, BF16)),
+}
 Weights = list[torch.Tensor]
 
 
-def updated(kind: Kind, layout: Layout, deterministic: bool) -> tuple[Weights, float]:
+def updated(case: Case, layout: Layout, deterministic: bool) -> tuple[Weights, float]:
     """Return this rank's weights after the updates, and the median seconds of one after the first."""
     free()
-    made = replace(setup(SLICE, kind, layout=layout), deterministic=deterministic)
+    made = replace(
+        setup(SLICE, case.kind, max_tokens=case.packed, layout=layout), deterministic=deterministic
+    )
     model = PolicyModel(made, OptimizerSpec(lr=1e-4), 100, with_reference=False)
-    rows = rows_of([TOKENS] * ROWS, 3 + dist.get_rank(), SLICE["vocab_size"])
+    rows = rows_of(list(case.lengths), 3 + dist.get_rank(), SLICE["vocab_size"])
     taken = [seconds(lambda: model.update(rows, PolicyLossConfig(), 0.001, 1.0)) for _ in range(UPDATES)]
     with model.trainable.weights.on_device():
         weights = [shard.tensor.detach().cpu() for shard in model.held_shards()]
@@ -52,10 +69,10 @@ def updated(kind: Kind, layout: Layout, deterministic: bool) -> tuple[Weights, f
     return weights, statistics.median(taken[1:])
 
 
-def repeated(kind: Kind, layout: Layout, deterministic: bool) -> dict[str, Any]:
+def repeated(case: Case, layout: Layout, deterministic: bool) -> dict[str, Any]:
     """Return how far the weights of two runs are apart, and the seconds of an update."""
-    first, _ = updated(kind, layout, deterministic)
-    second, taken = updated(kind, layout, deterministic)
+    first, _ = updated(case, layout, deterministic)
+    second, taken = updated(case, layout, deterministic)
     same = all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     far = max(_distance(one, other) for one, other in zip(first, second, strict=True))
     return {"same_bits": same, "difference": far, "seconds": taken}
@@ -81,8 +98,8 @@ def main() -> None:
     layout = Layout(world=dist.get_world_size())
     way = "plain" if args.plain else "deterministic"
     cases: dict[str, Any] = {}
-    for name, kind in KINDS.items():
-        cases[f"{way}: {name} on {layout.world}"] = repeated(kind, layout, not args.plain)
+    for name, case in CASES.items():
+        cases[f"{way}: {name} on {layout.world}"] = repeated(case, layout, not args.plain)
         if dist.get_rank() == 0:
             print(way, name, list(cases.values())[-1], flush=True)
             write_raw(args.result, stamp(f"{layout.world} x {torch.cuda.get_device_name()}"), cases=cases)

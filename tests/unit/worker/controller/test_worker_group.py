@@ -95,7 +95,7 @@ def test_a_rank_that_hangs_before_the_first_byte_of_a_store_is_not_the_jobs_faul
         assert failure_of(caught.value).cause == ("infrastructure" if reads else "job")
 
 
-def test_the_log_has_the_stack_of_a_rank_that_failed_by_its_own_code(
+def test_the_log_has_the_stack_of_a_rank_that_failed_by_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stack = "ray::TrainerWorker.work()\n  File \"/x/actor.py\", line 3, in work\nKeyError: 'experts'"
