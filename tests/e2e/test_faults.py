@@ -21,6 +21,8 @@ from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import record_from_test
 from grpo_operator.client import GRPOClient
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights
+from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.samples.reader import samples as samples_of
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 from support.faults import (
@@ -171,6 +173,19 @@ def test_a_controller_that_dies_during_a_sync_and_is_deleted_resumes_by_itself(j
     deaths = report(job)["restarts"]["infrastructure"] - seen["restarts"]["infrastructure"]
     assert deaths in (1, 2) and "the controller ended unexpectedly" in job.status()["lastFailure"]
     assert uids(job, "trainer", "rollout", "head") == before
+
+
+def test_users_take_a_checkpoint_home_while_the_job_runs(job: JobView) -> None:
+    until("a checkpoint", lambda: job.status().get("lastCheckpoint"), 120)
+    before, step = uids(job, "trainer", "rollout", "controller"), step_of(job)
+    place = Path(_grpo("export", job.name, "--wait=300").splitlines()[-1])
+    folder = job.store() / "export" / place.name
+    hf, files = json.loads((folder / "config.json").read_text()), SafetensorsWeights(folder)
+    assert all(files.shape(name) == shape for name, shape in family_of(hf).shapes(hf).items())
+    assert (folder / "tokenizer.json").is_file()
+    wait_step(job, step + 1)
+    assert uids(job, "trainer", "rollout", "controller") == before, "training goes on"
+    until("its pod is gone", lambda: not job.pods("export"), 60)
 
 
 @pytest.mark.fault(

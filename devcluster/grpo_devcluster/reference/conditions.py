@@ -115,6 +115,8 @@ _REASONS = {
     "job does not fit on other nodes.",
     "ProfileWritten": f"{_EVENT} A profile requested by annotation is complete; see `status.profiles`.",
     "ProfileFailed": f"{_EVENT} A profile was refused or not recorded; the message says why.",
+    "ExportWritten": f"{_EVENT} An export requested by annotation is complete; see `status.export`.",
+    "ExportFailed": f"{_EVENT} An export was refused or not written; the message says why.",
     "GpuSick": f"{_EVENT} A GPU of the node is sick: the job's pods there are replaced. After two strikes "
     "the node is in quarantine: see [GPU health](../guides/gpu-health.md).",
     "StragglerReplaced": f"{_EVENT} The pods on the node of a straggler are replaced, because of "

@@ -14,6 +14,7 @@ ACCEPTED_PROFILE = "rl.grpo.dev/profile-accepted"  # annotation: the last reques
 FORGET_ANNOTATION = "rl.grpo.dev/forget-nodes"  # a new value makes the job use all nodes again
 NODE_VARIABLE = "NODE_NAME"  # environment variable of training pods: the node that they run on
 TLS_LABEL = "rl.grpo.dev/tls"  # on pods whose servers speak HTTPS
+EXPORT_ANNOTATION = "rl.grpo.dev/export"  # a new value exports a checkpoint of the job
 RESUME_ANNOTATION = "rl.grpo.dev/resume"  # a new value resumes a job that has failed
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 
@@ -44,6 +45,7 @@ STORE_FINALIZER = "rl.grpo.dev/store"  # of a job whose folder in the store is r
 
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 STORE_REMOVAL = "store-removal"  # label of the pod that removes the folder of a deleted job
+EXPORT = "export"  # label of the pods that export checkpoints
 
 
 OWNER_LABELS = {"GRPOJob": JOB_LABEL, "RolloutPool": ROLLOUT_POOL_LABEL}
@@ -145,6 +147,16 @@ def in_bucket(uri: str, folder: str) -> str:
 def store_removal(job: dict[str, Any]) -> str:
     """Return the name of the pod that removes the folder of a deleted job."""
     return f"{writer(job)}-{STORE_REMOVAL}"
+
+
+def export_pod(job: dict[str, Any], request: str) -> str:
+    """Return the name of the pod that exports a checkpoint, which is another one for each request."""
+    return f"{writer(job)}-{EXPORT}-{hashlib.sha256(request.encode()).hexdigest()[:6]}"
+
+
+def export_folder(folder: str, name: str) -> str:
+    """Return the place of an export. ``folder``: directory or URI of the job in its store."""
+    return f"{folder}/{EXPORT}/{name}"
 
 
 def job_config(job: str) -> str:

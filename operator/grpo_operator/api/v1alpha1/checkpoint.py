@@ -9,6 +9,7 @@ from grpo_operator.api.rules import Rule
 
 # Of an export's file, which has more only if it holds a single larger tensor.
 EXPORT_FILE_BYTES = 2 * 2**30
+ExportQuantization = Literal["none", "fp8-block128"]
 _URI = r"^(s3|gs)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*$"
 _STORE_RULES: tuple[Rule["StoreSpec"], ...] = (
     Rule(
@@ -145,7 +146,7 @@ class CheckpointSpec(Model):
         le=10**6,
         description="number of steps between exports in Hugging Face format; default: no exports",
     )
-    export_quantization: Literal["none", "fp8-block128"] = Field(
+    export_quantization: ExportQuantization = Field(
         "none",
         description="number format of exported weights. none: as trained. fp8-block128: FP8 with scales per "
         "128 x 128 block, as DeepSeek-V3 is published",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources, ShortString
+from grpo_operator.api.v1alpha1.export_status import ExportStatus
 from grpo_operator.api.v1alpha1.goodput import GoodputStatus
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
@@ -376,6 +377,7 @@ class GRPOJobStatus(Model):
         max_length=MOST_PROFILES,
         description="profiles that were requested by the annotation rl.grpo.dev/profile, oldest first",
     )
+    export: ExportStatus | None = None
     stragglers: list[StragglerStatus] | None = Field(
         None, max_length=MAX_STRAGGLERS, description="ranks that are slow now, the slowest first"
     )

@@ -2,20 +2,19 @@
 
 import json
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.console import Console
 
-from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, rollout_pool
+from grpo_operator.api.names import RESUME_ANNOTATION, rollout_pool
 from grpo_operator.cli.kubectl import events as job_events
+from grpo_operator.cli.kubectl import requests
+from grpo_operator.cli.kubectl.arguments import Job, errors
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 from grpo_operator.cli.kubectl.doctor import findings
 from grpo_operator.cli.kubectl.global_options import hoisted
@@ -33,7 +32,6 @@ app = typer.Typer(
     name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
     help="Look at GRPOJobs, follow them, and tell them what to do.",
 )  # fmt: skip
-Job = Annotated[str, typer.Argument(help="name of the GRPOJob", metavar="JOB")]
 Format = Annotated[str, typer.Option("--output", "-o", help="json or yaml, or text", metavar="FORMAT")]
 _LAST_EVENTS = 8
 
@@ -61,7 +59,7 @@ def status(
 ) -> None:
     """Show all jobs, or one job with its engines and events."""
     cluster: Cluster = context.obj
-    with _errors():
+    with errors():
         if job is None:
             jobs = cluster.items("grpojobs.rl.grpo.dev", *(["--all-namespaces"] if everywhere else []))
             if not _show({"items": jobs}, output):
@@ -81,7 +79,7 @@ def status(
 @app.command()
 def events(context: typer.Context, job: Job) -> None:
     """Show the events of a job, its pool, its RayCluster and its pods, the last one at the end."""
-    with _errors():
+    with errors():
         for line in job_events.lines(_events(context.obj, job)):
             typer.echo(line)
 
@@ -111,7 +109,7 @@ def metrics(
 ) -> None:
     """Show metrics of the last steps of a job that runs."""
     cluster: Cluster = context.obj
-    with _errors():
+    with errors():
         files = JobFiles.of(cluster, job, "metrics")
         steps = files.lines("tail", "-n", str(last), f"{files.folder}/metrics.jsonl")
         if not _show({"items": steps}, output):
@@ -135,7 +133,7 @@ def samples(
     command = samples_command(
         step=step, prompt=prompt, limit=limit, order=order, tokens=tokens, validation=validation, of=of
     )
-    with _errors():
+    with errors():
         files = JobFiles.of(context.obj, job, "samples")
         found = files.lines(*command)
         if not _show({"items": found}, output):
@@ -152,7 +150,7 @@ def ui(
 ) -> None:
     """Show the page of a run: curves, phases, faults and samples."""
     run_page = import_module("grpo_operator.cli.kubectl.run_page")
-    with _errors():
+    with errors():
         if file is not None:
             file.write_text(run_page.page_of(context.obj, job), encoding="utf-8")
         else:
@@ -162,7 +160,7 @@ def ui(
 @app.command()
 def suspend(context: typer.Context, job: Job) -> None:
     """Save a checkpoint and delete the pods of a job."""
-    with _errors():
+    with errors():
         typer.echo(context.obj.patch(job, {"spec": {"suspend": True}}), nl=False)
 
 
@@ -174,7 +172,7 @@ def resume(
 ) -> None:
     """Let a job go on that is suspended, has failed or has succeeded."""
     cluster: Cluster = context.obj
-    with _errors():
+    with errors():
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         typer.echo(cluster.patch(job, resumption(cluster.job(job), steps, now, RESUME_ANNOTATION)), nl=False)
 
@@ -192,31 +190,10 @@ def fork(
 ) -> None:
     """Start a job from a checkpoint of another one, with other values."""
     cluster: Cluster = context.obj
-    with _errors():
+    with errors():
         values = dict(map(parsed, changes or []))
         text = yaml.safe_dump(fork_manifest(cluster.job(job), name, step, values), sort_keys=False)
         typer.echo(text if dry_run else cluster.text("create", "-f", "-", stdin=text), nl=False)
-
-
-@app.command()
-def profile(
-    context: typer.Context,
-    job: Job,
-    request: Annotated[list[str], typer.Argument(help="as in: torch engines, py-spy controller seconds=10")],
-    wait: Annotated[float, typer.Option(help="seconds to wait for the files; 0: do not wait")] = 300,
-) -> None:
-    """Profile a running job, and name the files in its store."""
-    cluster: Cluster = context.obj
-    with _errors():
-        before = {each["id"] for each in _profiles(cluster, job)}
-        change = {"metadata": {"annotations": {PROFILE_ANNOTATION: " ".join(request)}}}
-        typer.echo(cluster.patch(job, change), nl=False)
-        deadline = time.monotonic() + wait
-        while time.monotonic() < deadline:
-            done = [each for each in _profiles(cluster, job) if each["id"] not in before]
-            if done and done[-1]["state"] in ("Written", "Failed"):
-                _end_profile(done[-1])
-            time.sleep(1)
 
 
 @app.command()
@@ -229,6 +206,9 @@ def doctor(context: typer.Context, output: Format = "text") -> None:
             typer.echo(f"{mark}  {each.check}: {each.text}")
     raise SystemExit(1 if any(each.ok is False for each in found) else 0)
 
+
+app.command()(requests.export)
+app.command()(requests.profile)
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -249,19 +229,6 @@ def rehearse(context: typer.Context) -> None:
 def convert(context: typer.Context) -> None:
     """Turn a configuration of verl, slime or NeMo-RL into a manifest; see kubectl grpo convert --help."""
     raise SystemExit(import_module("grpo_operator.cli.kubectl.conversion").main(context.args))
-
-
-def _end_profile(found: dict[str, Any]) -> NoReturn:
-    """Print where a profile is, or why there is none, and exit."""
-    if found["state"] == "Failed":
-        raise KubectlError(found.get("message") or "the profile failed")
-    for file in found.get("files") or [""]:
-        typer.echo(f"{found.get('path')}/{file}")
-    raise SystemExit(0)
-
-
-def _profiles(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    return list((cluster.job(job).get("status") or {}).get("profiles") or [])
 
 
 def _events(cluster: Cluster, job: str) -> list[dict[str, Any]]:
@@ -288,16 +255,6 @@ def _print(what: Any) -> None:
     with console.capture() as captured:
         console.print(what)
     typer.echo("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Print errors of kubectl and of the input in one line, and exit with 1."""
-    try:
-        yield
-    except (KubectlError, ValueError) as error:
-        typer.echo(f"kubectl grpo: {error}", err=True)
-        raise SystemExit(1) from None
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from grpo_operator.plan.accepted import is_accepted, spec_of
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
+from grpo_operator.plan.exports import own_pods
 from grpo_operator.plan.fork import missing_checkpoint
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.resources import completed_pool
@@ -101,7 +102,7 @@ class AdmissionRound:
         if spec.rollout.pool_ref is None:
             return None
         owner = owner_of(job)
-        holds = self._holds(owner) or bool(self._cache.pods_of(owner))
+        holds = self._holds(owner) or bool(own_pods(self._cache.pods_of(owner)))
         if spec.suspend and not holds:
             return None
         return PoolCandidate(owner, spec.rollout.pool_ref.name, job["metadata"]["creationTimestamp"], holds)

@@ -14,6 +14,7 @@ from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.handlers.reconcilers.admission_round import MANAGER
+from grpo_operator.handlers.reconcilers.checkpoint_export import CheckpointExport
 from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.handlers.reconcilers.store_removal import StoreRemoval
 from grpo_operator.observe.pod_poller import Reports
@@ -29,6 +30,7 @@ from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.node_outages import eviction_seconds
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
+from grpo_operator.plan.exports import export_event, own_pods
 from grpo_operator.plan.fork import fork_source, missing_checkpoint
 from grpo_operator.plan.gpu_health.strikes import sick_nodes
 from grpo_operator.plan.observed import Observed, given_way, own_report, pod_name
@@ -63,6 +65,7 @@ class JobReconciler:
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
         self._store = StoreRemoval(context)
+        self._exports = CheckpointExport(context)
 
     async def reconcile(self, job: dict[str, Any]) -> None:
         """Reconcile one GRPOJob."""
@@ -108,7 +111,8 @@ class JobReconciler:
         observed = replace(observed, failing_nodes=tuple(failing), held_pods=moves.held)
         blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed, source))
         status = job_status(job, spec, layout, engines.pool, observed, now(), blocked, source)
-        events = job_event, profile_event, straggler_event, failing_event
+        status = await self._exports.follow(job, spec, status)
+        events = job_event, profile_event, straggler_event, failing_event, export_event
         await self._context.write_status("grpojobs", job, status, *events)
         if engines.own:
             await self._write_pool_status(job, observed)
@@ -237,7 +241,7 @@ class JobReconciler:
         reports, pool_reports = self._context.poller.reports(owner), Reports()
         if not engines.own:
             pool_reports = self._context.poller.reports(engines.owner)
-        pods, pool_pods = cache.pods_of(owner), () if engines.own else cache.pods_of(engines.owner)
+        pods, pool_pods = own_pods(cache.pods_of(owner)), () if engines.own else cache.pods_of(engines.owner)
         return Observed(
             self._context.cluster_status(owner),
             pods,

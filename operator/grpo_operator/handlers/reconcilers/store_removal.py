@@ -22,6 +22,7 @@ from grpo_operator.kuberay_client.kube import namespace_ends
 from grpo_operator.observe.cache import key_of
 from grpo_operator.plan.accepted import spec_of
 from grpo_operator.plan.capacity.node_outages import eviction_seconds
+from grpo_operator.plan.exports import surplus_exporters
 from grpo_operator.plan.store_removal import (
     Step,
     awaited_children,
@@ -63,6 +64,7 @@ class StoreRemoval:
             return
         spec = _parsed(job)
         writers, remover = split(self._context.cache.pods_of(owner_of(job)))
+        await self._end_exports(job)
         writers += awaited_children(job) + await self._clusters(job)
         await self._confirm(job, spec)
         step, refused = next_step(writers, remover, time.time()), ""
@@ -81,6 +83,11 @@ class StoreRemoval:
                 return
         state = state_of(writers, remover, refused)
         await self._context.write_status("grpojobs", job, removal_status(job, state, now()), removal_event)
+
+    async def _end_exports(self, job: _Job) -> None:
+        """Delete the pods that export checkpoints; the others end with the RayCluster."""
+        for pod in surplus_exporters(job, None, self._context.cache.pods_of(owner_of(job))):
+            await self._context.writer.delete_pod(pod)
 
     async def _clusters(self, job: _Job) -> list[str]:
         """Delete the job's RayCluster and return its name in a list; an empty one when it is gone."""

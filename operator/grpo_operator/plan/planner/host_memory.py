@@ -23,6 +23,8 @@ PROCESS = 6 * _GIB  # of a rank or of an engine's scheduler: CUDA, libraries, pi
 _CONTROLLER, _TOKEN = 4 * _GIB, 64  # the process, and bytes of one padded token of a batch (assumed)
 _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank (assumed)
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
+_EXPORTER, _TENSOR_COPIES = 3 * _GIB // 2, 4  # the process, and copies of a tensor in it (assumed)
+_LARGEST_TENSOR = 2 * _GIB  # of a model that only the pods can read
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
 _BF16 = 2
 
@@ -113,6 +115,18 @@ def batch_tokens(spec: GRPOJobSpec) -> int:
 def controller_memory(tokens: int) -> int:
     """Return the bytes of the controller in a job of ``tokens`` padded tokens a step."""
     return _CONTROLLER + _TOKEN * tokens
+
+
+def export_memory(model: ModelShape | None) -> int:
+    """Return the bytes of a process that exports a checkpoint, tensor by tensor.
+
+    It holds a file that is full and one in its encoded form, and copies of the largest tensor. ``model``:
+    None if only the pods can read it.
+    """
+    if model is None:
+        return _EXPORTER + 2 * EXPORT_FILE_BYTES + _TENSOR_COPIES * _LARGEST_TENSOR
+    files = 2 * min(EXPORT_FILE_BYTES, parameters.model_bytes(model))
+    return _EXPORTER + files + _TENSOR_COPIES * _BF16 * parameters.embedding(model).split
 
 
 def head_memory(ranks: int) -> int:
