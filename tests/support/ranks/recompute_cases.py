@@ -9,10 +9,10 @@ from megatron.core.transformer.mlp import MLP
 from torch.autograd.graph import saved_tensors_hooks
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.megatron.families.base import MTP_LAYER
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.megatron.model.core_attention import CoreAttention
 from grpo_worker.megatron.model.kernels import RMSNorm
-from grpo_worker.megatron.model.mtp_layer import NAME
 from grpo_worker.megatron.training.policy import PolicyModel
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import SEED, batch, everywhere, make_model, own_rows, update, whole_weights
@@ -43,7 +43,7 @@ def with_mtp(layout: dict[str, int], recompute: str) -> tuple[int, dict[str, tor
     """Return the forward passes of the layer of multi-token prediction in a step, and the gradient."""
     hf = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
     policy, passes = make_model(hf, layout, max_tokens=80, recompute=recompute, mtp=True), []
-    layer = getattr(policy.chunks[-1], NAME).inner_layer
+    layer = getattr(policy.chunks[-1], MTP_LAYER).inner_layer
     layer.register_forward_hook(lambda *_: passes.append(1))
     found = _step(policy)
     return len(passes), found

@@ -16,8 +16,8 @@ from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.families.base import MTP_LAYER
 from grpo_worker.megatron.model.build import initialize_parallel
-from grpo_worker.megatron.model.mtp_layer import NAME
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.runner import MicroBatching, Runner
 from grpo_worker.megatron.training.setup import ModelSetup
@@ -110,7 +110,7 @@ def counted_by_hand(rows: int = 6) -> Counts:
 
 def _adding(counts: Counts, name: str) -> Callable[[Any, Any, Any], None]:
     # The MTP layer has no input for the last token of a row: the token after it.
-    real = slice(None, -1) if name == NAME else slice(None)
+    real = slice(None, -1) if name == MTP_LAYER else slice(None)
 
     def add(_router: Any, _inputs: Any, outputs: Any) -> None:
         counts[name] = counts.get(name, 0) + outputs[1][real].sum(0)
@@ -123,7 +123,7 @@ def _routers(policy: PolicyModel) -> Iterator[tuple[str, Any]]:
     for chunk in policy.chunks:
         for path, module in chunk.named_modules():
             if isinstance(module, TopKRouter):
-                yield NAME if path.startswith(NAME) else f"layer {module.layer_number}", module
+                yield MTP_LAYER if path.startswith(MTP_LAYER) else f"layer {module.layer_number}", module
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from upath import UPath
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts, fork
 from grpo_worker.checkpointing.fork import Fork, data_of
+from grpo_worker.checkpointing.object_files import ObjectFiles, upload
 from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
     DamagedCheckpointError,
@@ -27,7 +28,6 @@ from grpo_worker.checkpointing.store import (
     verify,
 )
 from grpo_worker.megatron.checkpoint.draft import small_files
-from grpo_worker.megatron.checkpoint.object_files import ObjectFiles, upload
 from support.objects import job, spec_of
 
 MODEL = "digest"

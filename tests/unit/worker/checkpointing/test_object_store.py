@@ -8,6 +8,7 @@ import pytest
 from upath import UPath
 
 from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.object_files import ObjectFiles, upload
 from grpo_worker.checkpointing.store import (
     DamagedCheckpointError,
     Origin,
@@ -23,7 +24,6 @@ from grpo_worker.checkpointing.store import (
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import children, patiently
 from grpo_worker.controller.recovery.run_record import RunRecord
-from grpo_worker.megatron.checkpoint.object_files import ObjectFiles, upload
 
 MODEL = "tiny"
 

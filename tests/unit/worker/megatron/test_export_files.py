@@ -14,6 +14,7 @@ from grpo_worker.megatron.export import files as export_files
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import exported_config
 from grpo_worker.megatron.export.files import FileWriter, index_of
+from grpo_worker.megatron.export.owner import AttemptOwner
 from grpo_worker.megatron.export.place import place_of
 from grpo_worker.model_files.names import FP8_CONFIG, INDEX
 
@@ -55,7 +56,7 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
 ) -> None:
     monkeypatch.setattr(export_files, "FILE_BYTES", 1000)
     target = tmp_path / "export" / "step-00000001"
-    place = place_of(target, 2)
+    place = place_of(target, AttemptOwner(2))
     place.begin(lambda folder: None)
     writer = FileWriter(place, 3, ThreadPoolExecutor(1), beside=False)
     added = [{f"{n}": torch.full((100,), n), f"{n}_scale_inv": torch.ones(10)} for n in range(5)]
@@ -83,7 +84,7 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
 
 
 def test_a_failed_writer_keeps_its_error_and_stops(tmp_path: Path) -> None:
-    place = place_of(tmp_path / "export" / "step-00000001", 0)
+    place = place_of(tmp_path / "export" / "step-00000001", AttemptOwner(0))
     writer = FileWriter(place, 1, ThreadPoolExecutor(1), beside=False)
     writer.add({"a": torch.ones(1)})
     writer.flush()
@@ -91,7 +92,7 @@ def test_a_failed_writer_keeps_its_error_and_stops(tmp_path: Path) -> None:
     place.begin(lambda folder: None)
     writer.add({"b": torch.ones(1)})
     writer.flush()
-    assert "rank 1 cannot write" in str(writer.report.failure) and writer.report.tensors == {}
+    assert str(writer.report.failure).startswith("cannot write") and writer.report.tensors == {}
     (building,) = (tmp_path / "export").iterdir()
     assert list(building.iterdir()) == []
 

@@ -20,6 +20,8 @@ from megatron.core.optimizer import distrib_optimizer
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from grpo_worker.checkpointing.checked_reads import OBJECT_FILES, check_reads
+from grpo_worker.checkpointing.object_files import ObjectFiles
 from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
     DamagedCheckpointError,
@@ -35,12 +37,9 @@ from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.checkpoint.common_state import write_common_state
 from grpo_worker.megatron.checkpoint.draft import Draft, small_files
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
-from grpo_worker.megatron.checkpoint.object_files import ObjectFiles
 from grpo_worker.megatron.checkpoint.owned_state import save_own_parameters
 from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
 from grpo_worker.megatron.checkpoint.patches import (
-    OBJECT_FILES,
-    check_reads,
     count_writes,
     share_storages,
     write_in_threads,

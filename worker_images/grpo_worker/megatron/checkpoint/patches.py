@@ -2,26 +2,20 @@
 
 import functools
 import inspect
-import io
 import os
 import queue
 import threading
-import zipfile
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from grpo_worker.checkpointing.store import DamagedCheckpointError
+from grpo_worker.checkpointing.object_files import upload
 from grpo_worker.megatron.checkpoint.host_pool import POOL
-from grpo_worker.megatron.checkpoint.object_files import ObjectFiles, upload
 from grpo_worker.megatron.versions import found
-from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
+from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, WRITTEN
 
-# State of checkpoints in an object store, by the folder with copies of their small files.
-OBJECT_FILES: dict[str, ObjectFiles] = {}
 _SYNC_BYTES = 2**28  # written bytes after which a file is synchronized
 
 
@@ -139,48 +133,3 @@ def count_writes(module: Any) -> None:
         return result
 
     module._write_item = write_item
-
-
-def check_reads(reader: Any) -> None:
-    """Count and check what a reader of checkpoints (torch's FileSystemReader) reads.
-
-    A reader of a folder of ``OBJECT_FILES`` reads the state there.
-    """
-    original, original_read = reader._slice_file, reader.read_data
-
-    def read_data(self: Any, plan: Any, planner: Any) -> Any:
-        files = OBJECT_FILES.get(str(self.path))
-        if files is not None:
-            self.fs = files
-            by_file: dict[str, list[tuple[str, int, int]]] = {}  # as the original reads them
-            for item in plan.items:
-                info = self.storage_data[item.storage_index]
-                span = (info.relative_path, info.offset, info.length)
-                by_file.setdefault(info.relative_path, []).append(span)
-            files.expect(span for spans in by_file.values() for span in spans)
-        return original_read(self, plan, planner)
-
-    def slice_file(self: Any, file: Any, info: Any) -> io.BytesIO:
-        if hasattr(file, "piece"):
-            found = io.BytesIO(file.piece(info.offset, info.length))
-            PROGRESS.add(READ, info.length)
-            return found
-        item = original(self, file, info).read()
-        PROGRESS.add(READ, info.length)
-        if len(item) != info.length or not is_sound(item):
-            raise DamagedCheckpointError(
-                f"checkpoint {self.path}: {info.relative_path} was changed after the save, between bytes "
-                f"{info.offset} and {info.offset + info.length}; use an older checkpoint"
-            )
-        return io.BytesIO(item)
-
-    reader._slice_file, reader.read_data = slice_file, read_data
-
-
-def is_sound(item: bytes) -> bool:
-    """Return whether a saved object has the checksums that torch.save has put into its archive."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(item)) as archive:
-            return archive.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, OSError):
-        return False

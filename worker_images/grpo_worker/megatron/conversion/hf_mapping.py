@@ -13,26 +13,23 @@ import torch
 from megatron.core import parallel_state
 
 from grpo_worker.megatron.conversion.readers import WeightReader
-from grpo_worker.megatron.families.base import MTP_NAMES, Family
-from grpo_worker.megatron.model.mtp_layer import NAME as MTP
+from grpo_worker.megatron.families.base import (
+    EXPERT_PARTS,
+    GLOBAL_NAMES,
+    MTP_LAYER,
+    MTP_NAMES,
+    QKV,
+    Family,
+    first_rows,
+)
 from grpo_worker.megatron.model.value_head import NAME as VALUE_HEAD
 from grpo_worker.megatron.model.value_head import ValueHead
 from grpo_worker.megatron.versions import MTP_INNER_LAYER
 from grpo_worker.profiling.progress import PROGRESS, READ
 
-_GLOBAL = {
-    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
-    "decoder.final_layernorm.weight": "model.norm.weight",
-    "output_layer.weight": "lm_head.weight",
-}
-_QKV = "self_attention.linear_qkv."
 _EXPERT = re.compile(  # those of the kernels: each in modules of its own, or all in one
     r"mlp\.experts\.(?:local_experts\.(?P<own>\d+)\.)?(?P<linear>linear_fc[12])\.weight(?P<shared>\d*)"
 )
-_EXPERT_PARTS = {
-    "linear_fc1": ("gate_proj.weight", "up_proj.weight"),
-    "linear_fc2": ("down_proj.weight",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +64,15 @@ def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
     """
     if name == "output_layer.weight" and isinstance(model.output_layer, ValueHead):
         return (VALUE_HEAD,)
-    if name in _GLOBAL:
+    if name in GLOBAL_NAMES:
         tied = name == "output_layer.weight" and model.share_embeddings_and_output_weights
-        return ("model.embed_tokens.weight" if tied else _GLOBAL[name],)
-    if name.startswith(f"{MTP}."):
-        rest = name.removeprefix(f"{MTP}.")
+        return ("model.embed_tokens.weight" if tied else GLOBAL_NAMES[name],)
+    if name.startswith(f"{MTP_LAYER}."):
+        rest = name.removeprefix(f"{MTP_LAYER}.")
         prefix = f"model.layers.{model.config.num_layers}."
         if rest in MTP_NAMES:
             return (prefix + MTP_NAMES[rest],)
-        rest, layer = rest.removeprefix(f"{MTP_INNER_LAYER}."), getattr(model, MTP).inner_layer
+        rest, layer = rest.removeprefix(f"{MTP_INNER_LAYER}."), getattr(model, MTP_LAYER).inner_layer
     else:
         _, _, index, rest = name.split(".", 3)
         layer = model.decoder.layers[int(index)]
@@ -84,7 +81,7 @@ def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
     if match is None:
         return tuple(prefix + part for part in family.layer_names[rest])
     expert = layer.mlp.local_expert_indices[int(match["own"] or match["shared"])]
-    return tuple(f"{prefix}mlp.experts.{expert}.{part}" for part in _EXPERT_PARTS[match["linear"]])
+    return tuple(f"{prefix}mlp.experts.{expert}.{part}" for part in EXPERT_PARTS[match["linear"]])
 
 
 def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
@@ -96,7 +93,7 @@ def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
             size, rank = group.size(), group.rank()
             if name == "output_layer.weight" and names[0] == "model.embed_tokens.weight":
                 owner = False  # the last stage's copy of tied embeddings
-            if _QKV in name:
+            if QKV in name:
                 yield from _groups(model.config, names, data, rank, owner)
                 continue
             cut = _partition_dim(name, tensor)
@@ -129,9 +126,8 @@ def _groups(
     head, groups = config.kv_channels, config.num_query_groups
     widths = (config.num_attention_heads // groups * head, head, head)
     local = data.shape[0] // sum(widths)
-    for name, width, start in zip(names, widths, (0, widths[0], widths[0] + head), strict=True):
-        for group in range(local):
-            first = group * sum(widths) + start
+    for name, width, rows in zip(names, widths, first_rows(widths, local), strict=True):
+        for group, first in enumerate(rows):
             offset = (rank * local + group) * width
             shape = (groups * width, *data.shape[1:])
             yield Shard(name, shape, 0, offset, data[first : first + width], owner)

@@ -15,9 +15,10 @@ from grpo_worker.common.store_path import StorePath
 from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import Quantization, exported_config
-from grpo_worker.megatron.export.files import FileWriter, WriteReport, index_of
+from grpo_worker.megatron.export.files import FileWriter, WriteReport, index_of, stored
+from grpo_worker.megatron.export.owner import AttemptOwner
 from grpo_worker.megatron.export.place import ExportPlace, place_of
-from grpo_worker.megatron.export.tensors import stored, whole_tensors
+from grpo_worker.megatron.export.tensors import whole_tensors
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.host_sync.notes import leave, read, take
 from grpo_worker.model_files.names import INDEX
@@ -48,7 +49,7 @@ def begin_export(
     with ExportError on every rank when any of them cannot write. ``attempt``: of the job whose folder
     ``target`` is in; ranks of an older one, which may still write, cannot complete theirs.
     """
-    place = place_of(target, attempt)
+    place = place_of(target, AttemptOwner(attempt))
     together = _Together(f"export/{next(_NUMBERS)}", str(target))
     thread = ThreadPoolExecutor(1, thread_name_prefix="export")
     prepared = thread.submit(
@@ -121,7 +122,8 @@ class _Together:
 
 
 def _raise_failure(reports: Sequence[WriteReport]) -> None:
-    failed = [report for report in reports if report.failure is not None]
+    failed = [(rank, report) for rank, report in enumerate(reports) if report.failure is not None]
     if failed:
-        text = f"{failed[0].failure} ({len(failed)} of {len(reports)} ranks failed)"
-        raise UnwritableStoreError(text, failed[0].errno)
+        rank, first = failed[0]
+        text = f"rank {rank} {first.failure} ({len(failed)} of {len(reports)} ranks failed)"
+        raise UnwritableStoreError(text, first.errno)

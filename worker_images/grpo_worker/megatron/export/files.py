@@ -9,8 +9,10 @@ import torch
 
 from grpo_operator.api.v1alpha1.checkpoint import EXPORT_FILE_BYTES
 from grpo_worker.common.store_problems import errno_of
+from grpo_worker.megatron.export.config import Quantization
 from grpo_worker.megatron.export.place import ExportPlace
 from grpo_worker.profiling.background import join
+from grpo_worker.quantization.fp8 import is_quantised, quantise
 
 FILE_BYTES = EXPORT_FILE_BYTES
 
@@ -35,6 +37,14 @@ class WriteReport:
         """Return the report of another rank."""
         tensors, failure, number = json.loads(text)
         return cls({name: (file, size) for name, (file, size) in tensors.items()}, failure, number)
+
+
+def stored(name: str, tensor: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
+    """Return what files store for a tensor, on the host: itself, or e4m3 values and their scales."""
+    if quantization == "none" or not is_quantised(name):
+        return {name: tensor.cpu().contiguous()}
+    values, scale = quantise(tensor)
+    return {name: values.cpu(), f"{name}_scale_inv": scale.cpu()}
 
 
 class FileWriter:
@@ -82,8 +92,7 @@ class FileWriter:
         except Exception as error:  # noqa: BLE001 - safetensors has its own type for a full disk
             self.report.errno = errno_of(error)
             self.report.failure = (
-                f"rank {self._rank} cannot write {name} ({error}): free or add space, and check that the "
-                "pods may write there"
+                f"cannot write {name} ({error}): free or add space, and check that the pods may write there"
             )
         else:
             self.report.tensors |= {key: (name, value.nbytes) for key, value in tensors.items()}

@@ -1,6 +1,5 @@
 """Places of exports: directories that are renamed when they are complete, or objects of a bucket."""
 
-import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save, save_file
 
-from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.exports import CONFIG
 from grpo_worker.common.object_stream import PART, object_stream
-from grpo_worker.common.store_path import StorePath, children, patiently, remove_file, remove_tree
+from grpo_worker.common.store_path import StorePath, children, has_file, patiently, remove_file, remove_tree
+from grpo_worker.megatron.export.owner import ExportOwner
 from grpo_worker.profiling.counted_file import growing
 from grpo_worker.profiling.progress import BACKGROUND, WRITTEN
 
@@ -22,14 +21,18 @@ if TYPE_CHECKING:
     from upath import UPath
 
 _METADATA = {"format": "pt"}
+INCOMPLETE = ".incomplete"  # ends the name of a directory until it is complete
 
 
 class ExportPlace(ABC):
-    """Place of one export of an attempt. All ranks write files; rank 0 calls the other methods."""
+    """Place of one export. If ranks write it, all write files, and rank 0 calls the other methods."""
 
     @abstractmethod
     def begin(self, write_companions: Callable[[Path], None]) -> None:
-        """Prepare the place, with the small files. ``write_companions``: writes these to a folder."""
+        """Prepare the place, with the small files. ``write_companions``: writes these to a folder.
+
+        Raises FileExistsError if there is an export that the owner may not replace.
+        """
 
     @abstractmethod
     def file_name(self, rank: int, number: int) -> str:
@@ -43,7 +46,7 @@ class ExportPlace(ABC):
     def complete(self, texts: dict[str, str]) -> None:
         """Write the last files, name -> content, config.json last, and make the export appear.
 
-        Raises SupersededError if a newer attempt was claimed.
+        Raises SupersededError or FileExistsError if the owner may not complete it any more.
         """
 
     @abstractmethod
@@ -51,21 +54,22 @@ class ExportPlace(ABC):
         """Remove what was written."""
 
 
-def place_of(target: StorePath, attempt: int) -> ExportPlace:
-    """Return the place of the export ``target`` of an attempt, in the folder ``export`` of a job."""
-    return _Directory(target, attempt) if isinstance(target, Path) else _Objects(target, attempt)
+def place_of(target: StorePath, owner: ExportOwner) -> ExportPlace:
+    """Return the place of the export ``target``, in the folder ``export`` of a job."""
+    return _Directory(target, owner) if isinstance(target, Path) else _Objects(target, owner)
 
 
 class _Directory(ExportPlace):
     """Directory in a file system. It has another name until it is complete."""
 
-    def __init__(self, target: Path, attempt: int) -> None:
-        self._target, self._attempt = target, attempt
-        self._building = target.with_name(f"{target.name}.attempt-{attempt}.incomplete")
+    def __init__(self, target: Path, owner: ExportOwner) -> None:
+        self._target, self._owner = target, owner
+        self._building = target.with_name(f"{target.name}.{owner.name}{INCOMPLETE}")
 
     def begin(self, write_companions: Callable[[Path], None]) -> None:
+        self._owner.check_begin(self._target)
         for left in self._target.parent.glob(f"{self._target.name}.*incomplete"):
-            if _attempt_of(left) <= self._attempt:
+            if self._owner.outlives(left.name):
                 shutil.rmtree(left, ignore_errors=True)
         self._building.mkdir(parents=True)
         write_companions(self._building)
@@ -80,8 +84,9 @@ class _Directory(ExportPlace):
     def complete(self, texts: dict[str, str]) -> None:
         for name, text in texts.items():
             (self._building / name).write_text(text)
-        attempts.check(self._target.parent.parent, self._attempt)
-        shutil.rmtree(self._target, ignore_errors=True)
+        self._owner.check_complete(self._target)
+        if self._owner.replaces:
+            shutil.rmtree(self._target, ignore_errors=True)
         self._building.rename(self._target)
 
     def discard(self) -> None:
@@ -91,15 +96,15 @@ class _Directory(ExportPlace):
 class _Objects(ExportPlace):
     """Objects of a bucket, which cannot be renamed. The export is complete when config.json is there.
 
-    Weights of two attempts never have the same name, so that the index never names those of another one.
+    Weights of two owners never have the same name, so that the index never names those of another one.
     """
 
-    def __init__(self, target: "UPath", attempt: int) -> None:
-        self._target, self._attempt = target, attempt
-        self._prefix = f"model-{attempt}-"
+    def __init__(self, target: "UPath", owner: ExportOwner) -> None:
+        self._target, self._owner = target, owner
+        self._prefix = f"model-{owner.key}-"
 
     def begin(self, write_companions: Callable[[Path], None]) -> None:
-        patiently(lambda: remove_file(self._target / CONFIG), f"beginning {self._target}")
+        patiently(self._make_room, f"beginning {self._target}")
         with TemporaryDirectory() as folder:
             write_companions(Path(folder))
             files = [file for file in Path(folder).rglob("*") if file.is_file()]
@@ -114,15 +119,27 @@ class _Objects(ExportPlace):
         patiently(lambda: self._upload(name, data), f"writing {self._target / name}")
 
     def complete(self, texts: dict[str, str]) -> None:
-        attempts.check(self._target.parent.parent, self._attempt)
+        self._owner.check_complete(self._target)
         for name in children(self._target):
             if name.startswith("model-") and not name.startswith(self._prefix):
-                remove_file(self._target / name)  # of an attempt that ended before its export was complete
+                remove_file(self._target / name)  # of an owner that ended before its export was complete
         for name, text in texts.items():
             self._put(name, text.encode())
 
     def discard(self) -> None:
-        remove_tree(self._target)
+        if self._owner.replaces or not has_file(self._target / CONFIG):
+            remove_tree(self._target)
+            return
+        for name in children(self._target):
+            if name.startswith(self._prefix):
+                remove_file(self._target / name)
+
+    def _make_room(self) -> None:
+        self._owner.check_begin(self._target)
+        if self._owner.replaces:
+            remove_file(self._target / CONFIG)
+        else:
+            remove_tree(self._target)  # left by an owner that did not complete it
 
     def _put(self, name: str, data: bytes) -> None:
         file = self._target / name
@@ -132,9 +149,3 @@ class _Objects(ExportPlace):
         with object_stream(self._target / name) as stream:
             for start in range(0, len(data), PART):
                 BACKGROUND.add(WRITTEN, stream.write(data[start : start + PART]))
-
-
-def _attempt_of(building: Path) -> int:
-    """Return the attempt whose ranks write an export; 0: that of an earlier version."""
-    found = re.search(r"\.attempt-(\d+)\.incomplete$", building.name)
-    return int(found[1]) if found else 0

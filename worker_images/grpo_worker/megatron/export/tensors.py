@@ -1,4 +1,4 @@
-"""Assembly of whole tensors from all ranks' shards, in the form that checkpoint files store."""
+"""Assembly of whole tensors from all ranks' shards."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 
 from grpo_worker.megatron.conversion.hf_mapping import axis, shards
-from grpo_worker.megatron.export.config import Quantization
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.host_sync.barrier import store_barrier
-from grpo_worker.quantization.fp8 import is_quantised, quantise
 
 
 def whole_tensors(chunks: Sequence[Any], family: Family) -> Iterator[tuple[str, torch.Tensor]]:
@@ -27,14 +25,6 @@ def whole_tensors(chunks: Sequence[Any], family: Family) -> Iterator[tuple[str, 
         whole = _gathered(tensor, parts[0].dim, axis(name)[0])
         if whole is not None:
             yield name, whole
-
-
-def stored(name: str, tensor: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
-    """Return what files store for a tensor, on the host: itself, or e4m3 values and their scales."""
-    if quantization == "none" or not is_quantised(name):
-        return {name: tensor.cpu().contiguous()}
-    values, scale = quantise(tensor)
-    return {name: values.cpu(), f"{name}_scale_inv": scale.cpu()}
 
 
 def _gathered(tensor: torch.Tensor, dim: int, group: Any) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """Description of a model family: its configuration, its tensors and their names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ class Family:
     ``layer_names``: local Megatron tensor of a layer -> the Hugging Face tensors that it holds, in order.
     ``rotary``: config.json -> arguments of GPTModel for rotary embeddings, beside their base.
     ``mtp_layer_shapes``: names below ``model.layers.N.`` of the multi-token-prediction layer, where N is the
-    number of layers, and their shapes. Experts and ``linear_qkv`` are mapped in conversion/hf_mapping.py.
+    number of layers, and their shapes. Experts and ``linear_qkv`` are mapped in conversion/.
     """
 
     model_type: str
@@ -77,6 +77,30 @@ def gated(prefix: str, hidden: int, width: int) -> Shapes:
     }
 
 
+def first_rows(widths: Sequence[int], groups: int = 1) -> Iterator[list[int]]:
+    """Return where each part of a fused tensor begins, in each of the groups in which the parts alternate.
+
+    ``widths``: rows of each part in one group.
+    """
+    start = 0
+    for width in widths:
+        yield [group * sum(widths) + start for group in range(groups)]
+        start += width
+
+
+# Tensors outside of the layers: Megatron-Core's name -> Hugging Face's.
+GLOBAL_NAMES: dict[str, str] = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+QKV = "self_attention.linear_qkv."  # the fused tensors of grouped attention
+# Tensors of one expert: Megatron-Core's name -> Hugging Face's.
+EXPERT_PARTS: dict[str, tuple[str, ...]] = {
+    "linear_fc1": ("gate_proj.weight", "up_proj.weight"),
+    "linear_fc2": ("down_proj.weight",),
+}
+MTP_LAYER = "next_tokens"  # the layer of multi-token prediction in a model, and so in the keys of checkpoints
 # Tensors of multi-token prediction beside its transformer layer: Megatron-Core's name -> Hugging Face's.
 MTP_NAMES: dict[str, str] = {
     "enorm.weight": "enorm.weight",

@@ -15,11 +15,10 @@ from megatron.core.transformer.multi_token_prediction import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
+from grpo_worker.megatron.families.base import MTP_LAYER
 from grpo_worker.megatron.model.kernels import Kernels
 from grpo_worker.megatron.model.layer_spec import layer_spec
 from grpo_worker.megatron.versions import MTP_INNER_LAYER
-
-NAME = "next_tokens"  # of the layer in a model chunk, and so in the keys of checkpoints
 
 
 class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
@@ -92,4 +91,4 @@ def add_layer(model: Any, vp_stage: int | None, kernels: Kernels) -> None:
     groups = ProcessGroupCollection.use_mpu_process_groups()
     spec = ModuleSpec(MtpLayer, submodules=submodules)
     layer = build_module(spec, config=config, vp_stage=vp_stage, pg_collection=groups)
-    model.add_module(NAME, layer)
+    model.add_module(MTP_LAYER, layer)

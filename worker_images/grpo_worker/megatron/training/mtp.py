@@ -13,8 +13,8 @@ from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 
 from grpo_worker.data.micro_batch import MicroBatch
+from grpo_worker.megatron.families.base import MTP_LAYER
 from grpo_worker.megatron.model import vocab_parallel
-from grpo_worker.megatron.model.mtp_layer import NAME
 from grpo_worker.megatron.training.runner import context_slice, packed_params, router_slice
 
 FACTOR = 0.1  # weight of this loss beside the policy's; DeepSeek-V3's value at the end of its training
@@ -66,7 +66,7 @@ class MultiTokenPrediction:
             embedded = self._embedding(labels, positions)
         # The last token of a row has no next one, which the layer would take from another row.
         padding = router_slice(micro, micro.padding(ahead=1))
-        hidden = getattr(model, NAME)(self._hidden, embedded, packed_params(micro), padding)
+        hidden = getattr(model, MTP_LAYER)(self._hidden, embedded, packed_params(micro), padding)
         logits, _ = model.output_layer(hidden, weight=model.output_layer.weight.detach())
         batch_first: torch.Tensor = logits.transpose(0, 1).contiguous()
         return batch_first
