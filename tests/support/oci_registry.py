@@ -28,9 +28,7 @@ def oci_registry() -> Iterator[str]:
 
 def digest_in(host: str, repository: str, reference: str) -> str:
     """Return the digest that the registry names for a manifest, "" if it has none."""
-    kinds = (
-        "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
-    )
+    kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
     answer = httpx.head(f"http://{host}/v2/{repository}/manifests/{reference}", headers={"Accept": kinds})
     return answer.headers.get("docker-content-digest", "") if answer.is_success else ""
 

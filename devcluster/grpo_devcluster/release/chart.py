@@ -1,6 +1,7 @@
 """``python -m grpo_devcluster.release.chart``: package the chart, and push it to an OCI registry.
 
-A package for a registry has the names of its images, and their digests once they have been pushed, as defaults.
+A package for a registry has the names of its images as defaults, with their digests
+once they have been pushed.
 """
 
 import argparse
@@ -70,7 +71,9 @@ def _replace(file: Path, key: str, value: str) -> None:
 def main() -> None:
     """Package the chart, and push it if asked."""
     parser = argparse.ArgumentParser(prog="make chart")
-    parser.add_argument("registry", nargs="?", default="", help="host and path, as in registry.example.com/team")
+    parser.add_argument(
+        "registry", nargs="?", default="", help="host and path, as in registry.example.com/team"
+    )
     parser.add_argument("--digests", type=Path, help=f"folder with the images' digests, as in {DIGESTS}")
     parser.add_argument("--push", action="store_true")
     chosen = parser.parse_args()

@@ -27,11 +27,13 @@ def build(builder: str, name: str, reference: str) -> None:
     run(
         [builder, "build", "-f", REPO / f"Dockerfile.{name}", "-t", reference, REPO],
         step=f"building {reference}",
-        remedy=f"BUILDER names the program that builds: {', '.join(BUILDERS)}. Its base image must be reachable.",
+        remedy=f"BUILDER names the program: {', '.join(BUILDERS)}. The base image must be reachable.",
     )
 
 
-def push(builder: str, name: str, reference: str, digests: Path = DIGESTS, *, plain_http: bool = False) -> str:
+def push(
+    builder: str, name: str, reference: str, digests: Path = DIGESTS, *, plain_http: bool = False
+) -> str:
     """Push one image and return its digest, which is also written to ``digests``."""
     digests.mkdir(parents=True, exist_ok=True)
     file = digests / f"{name}.digest"
@@ -60,7 +62,9 @@ def main() -> None:
     parser.add_argument("--push", action="store_true")
     chosen = parser.parse_args()
     if chosen.push and chosen.builder == "docker":
-        parser.error("BUILDER is docker, which writes no digests: push with BUILDER=buildah or BUILDER=podman")
+        parser.error(
+            "BUILDER is docker, which writes no digests: push with BUILDER=buildah or BUILDER=podman"
+        )
     try:
         build_wheel()
         for name in IMAGES:
