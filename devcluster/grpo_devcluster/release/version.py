@@ -1,7 +1,7 @@
 """``python -m grpo_devcluster.release.version [VERSION]``: print the version, or set it.
 
-Its one place is ``grpo_operator.__version__``, from which hatchling takes the wheel's. Helm reads Chart.yaml as
-it is, so that the chart's two versions are written together with it; a unit test compares them.
+Its one place is ``grpo_operator.__version__``, from which hatchling takes the wheel's. Helm reads Chart.yaml
+as it is, so that the chart's two versions are written together with it; a unit test compares them.
 """
 
 import re
