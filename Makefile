@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile mkdocs.yml README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site dashboards image-locks sbom env clean
+.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site dashboards image-locks sbom version wheel images publish-images chart publish-chart env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -159,6 +159,25 @@ image-locks: env  ## generate images/*.txt, the images' packages, from uv.lock a
 
 sbom: env  ## list the packages and licences of the images in dist/sbom (CycloneDX)
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.sbom
+
+version:  ## print the version, or set that of wheel, images and chart: VERSION=1.2.3
+	@$(DEV).release.version $(VERSION)
+
+wheel:  ## build the wheel in dist
+	@PYTHONPATH=devcluster $(PYTHON) -c 'from grpo_devcluster.images import build_wheel; print(build_wheel())'
+
+BUILDER ?= docker
+images:  ## build the images for REGISTRY=HOST/PATH (BUILDER=docker, podman or buildah)
+	$(DEV).release.images $(REGISTRY) --builder $(BUILDER)
+
+publish-images:  ## build and push them, and keep their digests in dist/images (BUILDER=podman or buildah)
+	$(DEV).release.images $(REGISTRY) --builder $(BUILDER) --push
+
+chart:  ## package the chart in dist/chart, with images of REGISTRY=HOST/PATH by DIGESTS=dist/images if these are set
+	$(DEV).release.chart $(REGISTRY) $(if $(DIGESTS),--digests $(DIGESTS))
+
+publish-chart:  ## package it and push it to oci://REGISTRY
+	$(DEV).release.chart $(REGISTRY) $(if $(DIGESTS),--digests $(DIGESTS)) --push
 
 env:
 	@$(DEV) env

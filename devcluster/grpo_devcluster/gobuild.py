@@ -60,6 +60,9 @@ COMPONENTS = {
         Component("prometheus-operator", "prometheus-operator", _PROMETHEUS_OPERATOR),
         Component("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
+        Component("registry", "registry", "github.com/google/go-containerregistry/cmd/registry"),
+        Component("actionlint", "actionlint", "github.com/rhysd/actionlint/cmd/actionlint"),
+        Component("glua", "gopher-lua", "github.com/yuin/gopher-lua/cmd/glua"),
         Component("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
         *(
             Component(name, "containerd", _CONTAINERD + name)

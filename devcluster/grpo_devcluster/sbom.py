@@ -6,7 +6,6 @@ and the base image, whose own packages are its publisher's affair. The same comm
 
 import subprocess
 import sys
-import tomllib
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from packageurl import PackageURL
 
 from grpo_devcluster.image_locks import PROJECT, Base, Lock, installed, read_bases
 from grpo_devcluster.paths import REPO
+from grpo_devcluster.release.version import current
 
 FOLDER = REPO / "dist/sbom"
 FORMAT = SchemaVersion.V1_6
@@ -112,7 +112,7 @@ def _base(base: Base) -> Component:
 def bills(repository: Path = REPO) -> Iterator[tuple[str, str]]:
     """Yield the name and the document of each image of the checked out commit."""
     lock = (repository / "uv.lock").read_text()
-    version = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["version"]
+    version = current(repository)
     commit, seconds = _git(repository, "log", "-1", "--format=%H %ct").split()
     made = datetime.fromtimestamp(int(seconds), UTC)
     for name, base in read_bases(repository).items():

@@ -1,6 +1,7 @@
 """The Helm chart as rendered: rights, security, optional parts, values."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from grpo_devcluster.dashboards.files import files
 from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
+from grpo_operator import __version__
 from grpo_operator.handlers.health import PORT as HEALTH_PORT
 from support.api_server import POOL, Api, until
 from support.fault_proxy import FaultProxy
@@ -92,8 +94,47 @@ def test_the_operators_image_can_be_pinned_by_digest() -> None:
 
     digest = f"sha256:{'0f' * 32}"
     assert "@" not in image()
-    assert image("--set", f"image.digest={digest}").endswith(f":0.1.0@{digest}")
+    assert image("--set", f"image.digest={digest}").endswith(f":{__version__}@{digest}")
+    (pod,) = _of(_render("--set", f"image.digest={digest}"), "Pod", "ops-test")
+    assert pod["spec"]["containers"][0]["image"].endswith(f":{__version__}@{digest}")
     assert "image.digest" in _helm("--set", "image.digest=0f").stderr.replace("/", ".")
+
+
+def test_images_without_a_tag_have_the_charts_version() -> None:
+    def images(*arguments: str) -> dict[str, str]:
+        (settings,) = _of(_render(*arguments), "ConfigMap", "ops-settings")
+        return dict(json.loads(settings["data"]["settings.json"])["images"])
+
+    assert images()["trainer"].endswith(f"/trainer:{__version__}")
+    given = images(
+        "--set", "images.trainer=host:5000/t,images.rollout=r/x@sha256:0a,images.pullPolicy=Always"
+    )
+    assert given == {
+        "trainer": f"host:5000/t:{__version__}",
+        "rollout": "r/x@sha256:0a",
+        "pullPolicy": "Always",
+    }
+    refused = _helm("--set", "images.trainer=t:99.0.0,images.rollout=x")
+    assert refused.returncode != 0 and f"versions 99.0.0 and {__version__} differ" in refused.stderr
+
+
+def test_another_name_replaces_the_releases_name_everywhere() -> None:
+    everything = (
+        "watchNamespaces={team-a},metrics.podMonitor=true,metrics.prometheusRule=true,metrics.dashboards=true,"
+        "gpuHealth.taints=true,admissionPolicies.podTemplates.enabled=true"
+    )
+    plain = _helm("--set", everything).stdout
+    named = _helm("--set", f"{everything},fullnameOverride=elsewhere").stdout
+    kept = {"app.kubernetes.io/instance: ops", '"unit": "ops"'}  # the latter is Grafana's
+
+    def lines(text: str, name: str) -> list[str]:
+        for part in kept:
+            text = text.replace(part, "")
+        renamed = re.sub(rf"\b{name}\b", "NAME", text)
+        return sorted(line for line in renamed.splitlines() if "checksum/settings" not in line)
+
+    assert lines(named, "elsewhere") == lines(plain, "ops")
+    assert "system:serviceaccount:grpo-system:elsewhere'" in named and all(part in named for part in kept)
 
 
 def test_nodes_are_written_only_when_the_chart_allows_it() -> None:
@@ -195,7 +236,8 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     ("setting", "text"),
     [
         ("imagee.tag=1", "imagee"),
-        ("image.tag=", "image.tag|/image/tag"),
+        ("image.repository=", "image.repository|/image/repository"),
+        ("fullnameOverride=Ops_1", "fullnameOverride"),
         ("watchNamespaces=all", "watchNamespaces"),
         ("images.pullPolicy=Sometimes", "pullPolicy"),
         ("gpuHealth.maxNodesPercent=0", "maxNodesPercent"),
@@ -216,11 +258,13 @@ def test_images_of_two_releases_are_refused_with_both_named(rollout: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "rollout", ["r/x:v0.1.0-cu13", "r/x:3f9ac2", "r/x@sha256:0a", "host:5000/x", "r/x:nightly-0.2.0"]
+    "rollout", [f"r/x:v{__version__}-cu13", "r/x:3f9ac2", "r/x@sha256:0a", "host:5000/x", "r/x:nightly-0.2.0"]
 )
 def test_tags_of_one_version_and_tags_without_one_are_accepted(rollout: str) -> None:
     assert _of(
-        _render("--set", f"images.trainer=t:0.1.0,images.rollout={rollout}"), "ConfigMap", "ops-settings"
+        _render("--set", f"images.trainer=t:{__version__},images.rollout={rollout}"),
+        "ConfigMap",
+        "ops-settings",
     )
 
 

@@ -49,7 +49,7 @@ class Dashboard:
             "tags": ["grpo"],
             "schemaVersion": 39,
             "version": 1,
-            "editable": True,
+            "editable": False,  # the file is the source
             "refresh": "30s",
             "time": {"from": "now-6h", "to": "now"},
             "templating": {"list": [_DATASOURCE, *map(_variable, self.variables)]},

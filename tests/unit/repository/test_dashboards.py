@@ -1,11 +1,19 @@
 """The chart's dashboards are those of the tables, and name only metrics that exist."""
 
+import copy
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 from grpo_devcluster.dashboards.files import files
 from grpo_devcluster.dashboards.pages import DASHBOARDS
 from grpo_devcluster.install import CHART
 from grpo_devcluster.paths import REPO
+from support.dashboard_rules import RULES, findings
 
 
 def test_the_charts_files_are_generated() -> None:
@@ -26,3 +34,66 @@ def test_queries_name_metrics_of_the_reference() -> None:
         for panel in page.panels:
             named = {name.removesuffix("_bucket") for name in re.findall(r"\bgrpo_\w+", panel.query)}
             assert named and named <= known, panel.title
+
+
+EXCLUSIONS = yaml.safe_load(Path(__file__).with_name("dashboard_exclusions.yaml").read_text())
+MODELS = {page.uid: page.model() for page in DASHBOARDS}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_dashboards_follow_the_rules_of_grafana(rule: str) -> None:
+    """The exclusions name what stays as it is; one that excludes nothing must go."""
+    found = [text for model in MODELS.values() for text in findings(model, RULES[rule])]
+    excluded = [entry["where"] for entry in EXCLUSIONS.get(rule, [])]
+    assert not [text for text in found if not text.startswith(tuple(excluded))]
+    assert not [where for where in excluded if not any(text.startswith(where) for text in found)]
+
+
+def test_exclusions_have_reasons_and_rules_that_exist() -> None:
+    assert EXCLUSIONS.keys() <= RULES.keys()
+    assert all(entry["reason"] for entries in EXCLUSIONS.values() for entry in entries)
+
+
+def _panel(model: dict[str, Any], **changes: Any) -> None:
+    model["panels"][0] |= changes
+
+
+def _query(model: dict[str, Any], expression: str) -> None:
+    _panel(model, targets=[{"expr": expression}])
+
+
+BREAKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "template-datasource-rule": lambda m: m["templating"]["list"].pop(0),
+    "template-job-rule": lambda m: None,
+    "template-instance-rule": lambda m: None,
+    "template-on-time-change-reload-rule": lambda m: m["templating"]["list"][1].update(refresh=1),
+    "template-used": lambda m: m["templating"]["list"].append({"name": "other", "type": "custom"}),
+    "panel-datasource-rule": lambda m: _panel(m, datasource={"type": "prometheus", "uid": "mine"}),
+    "panel-title-description-rule": lambda m: _panel(m, description=""),
+    "panel-units-rule": lambda m: _panel(m, fieldConfig={"defaults": {"unit": "parsecs"}}),
+    "panel-no-targets-rule": lambda m: _panel(m, targets=[]),
+    "target-rate-interval-rule": lambda m: _query(m, 'sum(rate(grpo_x_total{a="b"}[5m]))'),
+    "target-counter-agg-rule": lambda m: _query(m, "sum(grpo_x_total)"),
+    "target-job-rule": lambda m: None,
+    "target-instance-rule": lambda m: None,
+    "uneditable-dashboard": lambda m: m.update(editable=True),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_finds_what_breaks_it(rule: str) -> None:
+    model = copy.deepcopy(MODELS["grpo-job"])
+    BREAKS[rule](model)
+    assert findings(model, RULES[rule])
+
+
+def test_labels_of_pods_and_jobs_are_told_from_prometheus_own_job() -> None:
+    model = copy.deepcopy(MODELS["grpo-job"])
+    model["panels"] = model["panels"][:1]
+    for query, wrong in {
+        'grpo_x{rl_grpo_dev_job="a"}': True,
+        'grpo_x{a="b",job=~"$job"} / grpo_y': True,
+        'grpo_x{job=~"$job"}': False,
+    }.items():
+        _query(model, query)
+        assert bool(findings(model, RULES["target-job-rule"])) is wrong

@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from grpo_operator import __version__
 from grpo_operator.handlers.health import (
     READY_SECONDS,
     RESTART_SECONDS,
@@ -117,7 +118,7 @@ def test_the_gauges_show_the_ages(state: _State) -> None:
     state.kinds["pods"], state.longest = 12.0, 3.0
     text = generate_latest(registry).decode()
     for line in (
-        'grpo_build_info{version="0.1.0"} 1.0',
+        f'grpo_build_info{{version="{__version__}"}} 1.0',
         "grpo_loop_age_seconds 7.0",
         "grpo_longest_reconcile_seconds 3.0",
         'grpo_cache_age_seconds{kind="pods"} 12.0',

@@ -1,0 +1,1 @@
+"""What a release publishes: version, images and chart, all for one registry."""
