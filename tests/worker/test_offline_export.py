@@ -28,7 +28,7 @@ from grpo_worker.common.store_problems import UnwritableStoreError
 from grpo_worker.megatron.export import files, offline, place, stored_checkpoint
 from grpo_worker.megatron.export.config import Quantization
 from grpo_worker.megatron.export.offline import export
-from grpo_worker.megatron.export.request import ExportRequest
+from grpo_worker.megatron.export.order import ExportOrder
 from grpo_worker.model_files.names import INDEX, TINY_TOKENIZER
 from support.object_store import s3_server
 from support.ranks.launcher import run as run_on_ranks
@@ -58,9 +58,9 @@ class Job:
     folder: Path
     model: Path
 
-    def request(self, **changes: Any) -> ExportRequest:
+    def request(self, **changes: Any) -> ExportOrder:
         fields = {"folder": str(self.folder), "store": self.store.wire(), "model": {"path": str(self.model)}}
-        return ExportRequest.parse(json.dumps(fields | {"step": 1, "name": "mine"} | changes))
+        return ExportOrder.parse(json.dumps(fields | {"step": 1, "name": "mine"} | changes))
 
     def copy(self, to: Path) -> "Job":
         return Job(self.store, Path(shutil.copytree(self.folder, to / FOLDER)), self.model)

@@ -34,7 +34,7 @@ def export_pod(
         names.EXPORT,
         names.export_pod(job, export.request),
         f"grpo_worker.megatron.export.offline {shlex.quote(json.dumps(arguments))}",
-        Resources(cpu="1", memory=f"{-(-memory // 2**20)}Mi"),
+        Resources(cpu="100m", memory=f"{-(-memory // 2**20)}Mi"),
         "Never",
     )
     return program_pod(job, spec, settings, program)

@@ -2,7 +2,7 @@
 
 from pydantic import Field, ValidationError
 
-from grpo_operator.api.base import Model
+from grpo_operator.api.base import Model, Name
 from grpo_operator.api.errors import describe
 from grpo_operator.api.names import EXPORT_ANNOTATION
 from grpo_operator.api.v1alpha1.checkpoint import ExportQuantization
@@ -20,7 +20,7 @@ class ExportRequest(Model):
 
     step: int | None = Field(None, ge=0)
     quantization: ExportQuantization = "none"
-    name: str | None = Field(None, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Name | None = None
     at: str = ""
 
     def directory(self, step: int) -> str:

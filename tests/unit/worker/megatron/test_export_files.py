@@ -73,6 +73,7 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
     files = {name: load_file(target / name) for name in names}
     assert sorted(f.name for f in target.glob("*.safetensors")) == names
     assert names[0] == "model-00003-00000.safetensors"
+    assert all((target / name).stat().st_mode & 0o777 == 0o644 for name in names), "others may read it"
     sizes = [sum(t.nbytes for t in file.values()) for file in files.values()]
     assert index["metadata"]["total_size"] == sum(sizes)
     assert all(

@@ -10,9 +10,9 @@ from upath import UPath
 
 from grpo_worker.checkpointing.exports import CONFIG, complete_exports
 from grpo_worker.common.store_path import StorePath, children
+from grpo_worker.megatron.export.order import ExportOrder
 from grpo_worker.megatron.export.owner import AttemptOwner, ExportOwner, ProgramOwner
 from grpo_worker.megatron.export.place import place_of
-from grpo_worker.megatron.export.request import ExportRequest
 
 REQUEST: dict[str, Any] = {
     "folder": "/store/default-tiny-0123abcd",
@@ -81,7 +81,7 @@ def test_a_complete_export_is_not_replaced(exports: StorePath) -> None:
 
 
 def test_a_request_may_come_from_a_newer_operator() -> None:
-    request = ExportRequest.parse(json.dumps(REQUEST | {"store": {"pvc": "runs", "tier": 2}, "new": 1}))
+    request = ExportOrder.parse(json.dumps(REQUEST | {"store": {"pvc": "runs", "tier": 2}, "new": 1}))
     assert (request.store.pvc, request.step, request.quantization) == ("runs", 100, "none")
 
 
@@ -98,4 +98,4 @@ def test_a_request_may_come_from_a_newer_operator() -> None:
 )
 def test_a_request_that_cannot_be_met_is_refused_by_its_field(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ExportRequest.parse(json.dumps(REQUEST | changes))
+        ExportOrder.parse(json.dumps(REQUEST | changes))

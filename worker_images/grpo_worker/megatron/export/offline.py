@@ -1,6 +1,6 @@
 """Entry point of the pod that exports a checkpoint of a job as a Hugging Face directory.
 
-Usage: ``python3 -m grpo_worker.megatron.export.offline REQUEST``. ``REQUEST``: see ``ExportRequest``. One
+Usage: ``python3 -m grpo_worker.megatron.export.offline ORDER``. ``ORDER``: see ``ExportOrder``. One
 process on CPUs holds one tensor, or one expert, and one file at a time. The job may run meanwhile. The
 process may be killed at any moment and run again.
 """
@@ -29,9 +29,9 @@ from grpo_worker.megatron.conversion.checkpoint_map import EMBEDDING, StoredTens
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import exported_config
 from grpo_worker.megatron.export.files import FileWriter, index_of, stored
+from grpo_worker.megatron.export.order import ExportOrder
 from grpo_worker.megatron.export.owner import ProgramOwner
 from grpo_worker.megatron.export.place import ExportPlace, place_of
-from grpo_worker.megatron.export.request import ExportRequest
 from grpo_worker.megatron.export.stored_checkpoint import StoredCheckpoint
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.model_files.config import model_config
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the export was interrupted"))
     try:
-        request = ExportRequest.parse(arguments[0])
+        request = ExportOrder.parse(arguments[0])
     except ValueError as error:
         sys.exit(f"the argument of the export is not valid: {error}")
     try:
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"{request.store.label}: step {request.step} is not exported as {request.name}: {text}")
 
 
-def export(request: ExportRequest) -> None:
+def export(request: ExportOrder) -> None:
     """Write an export of a complete checkpoint into the job's folder.
 
     Raises ValueError if the checkpoint is not there, damaged or of another model, FileExistsError if there is
@@ -90,7 +90,7 @@ def _checkpoint(root: StorePath, step: int) -> StorePath:
 
 
 def _write(
-    place: ExportPlace, checkpoint: StoredCheckpoint, tensors: Sequence[StoredTensor], request: ExportRequest
+    place: ExportPlace, checkpoint: StoredCheckpoint, tensors: Sequence[StoredTensor], request: ExportOrder
 ) -> dict[str, tuple[str, int]]:
     """Write the files with weights; return tensor -> (file, bytes). Raises UnwritableStoreError."""
     progress = _Progress(request.name, sum(map(checkpoint.size, tensors)))

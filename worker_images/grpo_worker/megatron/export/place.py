@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 _METADATA = {"format": "pt"}
+_READABLE = 0o644  # as the other files of the directory
 INCOMPLETE = ".incomplete"  # ends the name of a directory until it is complete
 
 
@@ -80,6 +81,7 @@ class _Directory(ExportPlace):
     def write(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         with growing(self._building / name):
             save_file(tensors, self._building / name, metadata=_METADATA)
+        (self._building / name).chmod(_READABLE)  # safetensors lets nobody else read it
 
     def complete(self, texts: dict[str, str]) -> None:
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Request to export a checkpoint of a job, as the operator passes it to the program."""
+"""Order to export a checkpoint of a job, as the operator passes it to the program."""
 
 import re
 
@@ -13,7 +13,7 @@ from grpo_worker.megatron.export.config import Quantization
 _OF_JOBS = re.compile(r"step-\d{8,}")  # names of the exports that jobs write by themselves
 
 
-class ExportRequest(Model):
+class ExportOrder(Model):
     """Which checkpoint to export, and how.
 
     ``folder``: of the job, where this pod has the store. ``store``, ``model``: ``checkpoint.store`` and
@@ -38,8 +38,8 @@ class ExportRequest(Model):
         return name
 
     @classmethod
-    def parse(cls, text: str) -> "ExportRequest":
-        """Return the request in JSON, which a newer release may have written.
+    def parse(cls, text: str) -> "ExportOrder":
+        """Return the order in JSON, which a newer release may have written.
 
         Raises ValueError that names each wrong field and its value.
         """
