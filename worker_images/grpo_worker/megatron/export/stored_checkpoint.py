@@ -1,9 +1,9 @@
 """Tensors of a complete checkpoint, read by one process without ranks and without a model."""
 
 import math
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -41,9 +41,7 @@ class StoredCheckpoint:
     def __init__(self, path: StorePath) -> None:
         self._path = path
         folder = state_folder(path)
-        file = folder / ".metadata"
-        # Its digest is in the checkpoint's marker.
-        metadata: Metadata = pickle.loads(patiently(file.read_bytes, f"reading {file}"))  # noqa: S301
+        metadata = _metadata(folder)
         self._tensors = {
             key: entry
             for key, entry in metadata.state_dict_metadata.items()
@@ -122,6 +120,15 @@ class StoredCheckpoint:
         if key not in self._tensors:
             raise ValueError(f"checkpoint {self._path} lacks {key}: use another checkpoint")
         return self._tensors[key]
+
+
+def _metadata(folder: StorePath) -> Metadata:
+    """Return the description of a checkpoint's tensors, which torch reads from a file system only."""
+    file = folder / ".metadata"
+    content = patiently(file.read_bytes, f"reading {file}")
+    with TemporaryDirectory() as copy:
+        (Path(copy) / file.name).write_bytes(content)
+        return FileSystemReader(copy).read_metadata()
 
 
 class _Targets:
