@@ -34,6 +34,7 @@ from support.faults import (
     agent,
     kill_container,
     kill_during_sync,
+    kill_rank,
     main_process,
     report,
     step_of,
@@ -61,8 +62,7 @@ def trainer_pod(job: JobView) -> str:
 def rank(job: JobView) -> str:
     """Kill a rank's process."""
     before = report(job)["trainers"][0]
-    (pod,) = (pod for pod in job.pods("trainer") if pod["status"]["podIP"] == before["address"])
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(before["pid"]))
+    kill_rank(job, 0)
     until("another process", lambda: report(job)["trainers"][0]["pid"] != before["pid"], PATIENCE)
     return f"process {before['pid']} is replaced by {report(job)['trainers'][0]['pid']}"
 

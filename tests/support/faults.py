@@ -86,9 +86,9 @@ def kill_container(pod: dict[str, Any], container: str) -> None:
     until(f"process {pid} is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
 
 
-def kill_rank(job: JobView) -> None:
-    """SIGKILL the process of the second rank, as the controller names it; its pod lives on."""
-    rank = report(job)["trainers"][1]
+def kill_rank(job: JobView, number: int = 1) -> None:
+    """SIGKILL the process of a rank, as the controller names it; its pod lives on."""
+    rank = report(job)["trainers"][number]
     (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
     job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
 

@@ -1,1 +1,1 @@
-"""What a release publishes: version, images and chart, all for one registry."""
+"""Version, images and chart of a release, for one registry."""

@@ -26,11 +26,8 @@ from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
 GRACE_SECONDS = 5  # of pods and processes that have nothing to save
-_WITHOUT_SERVERS = (
-    names.HEAD,
-    names.STORE_REMOVAL,
-    names.EXPORT,
-)  # they need no keys and no certificates
+# Pods that need neither keys nor certificates.
+_WITHOUT_SERVERS = (names.HEAD, names.STORE_REMOVAL, names.EXPORT)
 _KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
 # Ray's GCS detects dead nodes within seconds.

@@ -1,4 +1,4 @@
-"""What the commands of ``kubectl grpo`` share: their arguments and their errors."""
+"""Arguments and errors of all commands of ``kubectl grpo``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

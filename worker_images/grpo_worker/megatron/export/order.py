@@ -14,7 +14,7 @@ _OF_JOBS = re.compile(r"step-\d{8,}")  # names of the exports that jobs write by
 
 
 class ExportOrder(Model):
-    """Which checkpoint to export, and how.
+    """Checkpoint to export, and form and place of the export.
 
     ``folder``: of the job, where this pod has the store. ``store``, ``model``: ``checkpoint.store`` and
     ``model`` of its spec. ``name``: of the directory below ``export`` in the job's folder.

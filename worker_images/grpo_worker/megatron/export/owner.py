@@ -13,7 +13,7 @@ from grpo_worker.common.store_path import StorePath, has_file
 
 
 class ExportOwner(ABC):
-    """Who writes an export.
+    """Writer of an export.
 
     ``replaces``: its export takes the place of a complete one of the same name. ``key``: no other owner has
     it. ``name``: part of the name of a directory that is not complete.

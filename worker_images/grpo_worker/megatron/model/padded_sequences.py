@@ -10,7 +10,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PaddedSequences:
-    """Where the tokens of packed sequences are in padded batches.
+    """Places of the tokens of packed sequences in padded batches.
 
     A batch has the sequences whose lengths lie between the same powers of two, so that less than half of it
     is padding, and the number of batches grows with the logarithm of the longest length only.
