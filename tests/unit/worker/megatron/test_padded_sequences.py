@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from grpo_worker.megatron.model.padded_sequences import PaddedSequences
 
-LENGTHS = ([5, 1, 64, 0, 7, 33, 2, 8], [1], [40])
+LENGTHS = ([5, 1, 64, 0, 7, 33, 2, 8, 65, 129, 66], [1], [40])
 SHAPES: list[tuple[int, ...]] = []
 
 
@@ -43,11 +43,20 @@ def test_attention_and_gradients_of_each_sequence_alone(lengths: list[int]) -> N
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_batches_are_few_and_at_most_half_padding() -> None:
-    lengths = [int(n) for n in torch.randint(1, 5000, (300,), generator=torch.Generator().manual_seed(2))]
+def test_batches_are_few_of_few_shapes_and_at_most_half_padding() -> None:
+    lengths = [int(n) for n in torch.randint(65, 5000, (300,), generator=torch.Generator().manual_seed(2))]
     count = sum(lengths)
     SHAPES.clear()
     tokens = torch.zeros(count, 1, 1)
     PaddedSequences([0, *accumulate(lengths)]).attend(tokens, tokens, tokens, attend)
-    assert len(SHAPES) <= 13
+    assert len(SHAPES) <= 7 * 9
+    assert all(size.bit_count() == 1 for shape in SHAPES for size in shape)
     assert sum(s * b for s, b in SHAPES) < 2 * count
+
+
+def test_short_sequences_share_batches_that_cudnn_accepts() -> None:
+    lengths = [1] * 5 + [30] * 6
+    SHAPES.clear()
+    tokens = torch.zeros(sum(lengths), 1, 1)
+    PaddedSequences([0, *accumulate(lengths)]).attend(tokens, tokens, tokens, attend)
+    assert SHAPES == [(64, 8), (64, 2), (64, 1)]
