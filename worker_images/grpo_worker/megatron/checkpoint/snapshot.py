@@ -74,8 +74,20 @@ def _copy(part: CheckpointPart) -> dict[str, Any]:
 
 def _weights(part: CheckpointPart) -> Iterator[tuple[str, torch.Tensor]]:
     for name, chunk in part.named_chunks():
-        for key, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+        for key, tensor in (*chunk.named_parameters(), *_persistent_buffers(chunk)):
             yield f"{name}.{key}", tensor.detach()
+
+
+def _persistent_buffers(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that are part of the state.
+
+    Modules compute the others when they need them, and their shapes may depend on the batches seen so far:
+    those of YaRN's rotary embeddings grow with the longest sequence.
+    """
+    for prefix, module in chunk.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
