@@ -15,11 +15,13 @@ LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z
 EnvValue = Annotated[str, Field(max_length=1024)]
 # Variables that GPU jobs need on every network. Megatron-Core requires CUDA_DEVICE_MAX_CONNECTIONS=1 with
 # tensor or context parallelism on Hopper. SGLang sets NCCL_CUMEM_ENABLE=0 in its own processes, and all
-# members of a process group must agree on it.
+# members of a process group must agree on it. PyTorch's monitor ends a process eight minutes after any of its
+# groups has reported an error, also a group with an engine that has died; the job has watches of its own.
 NCCL_DEFAULTS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     "NCCL_CUMEM_ENABLE": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 
 

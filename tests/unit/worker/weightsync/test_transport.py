@@ -1,10 +1,12 @@
 """Transfer groups use the backend that they are given, and offers of links carry it."""
 
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol import link_exchange
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.trainer.links import TrainerLinks
-from grpo_worker.weightsync.transport import process_group, rendezvous
+from grpo_worker.weightsync.transport import process_group, rendezvous, torch_group
 from grpo_worker.weightsync.transport.cuda_ipc import CudaIpcGroup
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
@@ -76,6 +78,23 @@ def test_a_member_asks_the_store_less_often_the_longer_it_waits(monkeypatch: pyt
     assert len(looks) < 150
     assert max(after - before for before, after in pairwise(looks)) <= 1.0
     assert sum(look < 1 for look in looks) > 10, "a link that forms at once is noticed at once"
+
+
+def test_a_process_survives_the_members_of_its_transfer_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL reads its environment when a group is created; benchmarks/gpu/lost_member.py kills a member."""
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    seen: list[list[str | None]] = []
+
+    def created(*_: object, **__: object) -> tuple[str, None]:
+        seen.append([os.environ.get(name) for name in names])
+        return "group", None
+
+    monkeypatch.setattr(torch_group, "_new_process_group_helper", created)
+    monkeypatch.setattr(torch_group, "_world", SimpleNamespace(pg_group_ranks={}))
+    torch_group.join(None, "link", 0, 2, timedelta(seconds=1), "nccl")  # type: ignore[arg-type]
+    assert seen == [["0", "0"]]
 
 
 class _Slow:
