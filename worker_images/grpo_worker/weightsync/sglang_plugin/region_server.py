@@ -54,7 +54,7 @@ class RegionServer:
     def _run(self) -> None:
         try:
             self._describe()
-            with torch.no_grad(), own_stream(self._device):
+            with torch.no_grad(), own_stream(self._device), short_turns():
                 self._serve()
         except OSError as error:
             log.info("the agent reads no more weights: %r", error)
@@ -78,8 +78,7 @@ class RegionServer:
             parts = self._receive(COUNT.unpack(count)[0] * PART_BYTES)
             if parts is None:
                 return
-            with short_turns():
-                answer = self._read(unpack_parts(parts))
+            answer = self._read(unpack_parts(parts))
             if answer is None:
                 return
             self._socket.sendall(answer)

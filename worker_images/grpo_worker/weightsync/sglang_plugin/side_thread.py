@@ -22,8 +22,9 @@ def own_stream(device: torch.device) -> torch.cuda.StreamContext:
 def short_turns() -> Iterator[None]:
     """Shorten the turns of Python's threads, for as long as any thread needs it.
 
-    SGLang's scheduler polls without a pause, and each call of torch gives up Python's lock: at the usual
-    5 ms a turn, the thousands of calls of a fetch would take tens of seconds.
+    SGLang's scheduler polls without a pause, and each call of torch or of a socket gives up Python's lock: at
+    the usual 5 ms a turn, the thousands of calls of a fetch would take tens of seconds. A thread that waits
+    for bytes takes no turns, so its connection may stay open in the context.
     """
     with _lock:
         _usual.append(_usual[0] if _usual else sys.getswitchinterval())
