@@ -6,7 +6,8 @@
 Run it in a devcluster where the operator is installed, as ``devcluster/gpu-node.sh jobs`` leaves it. Trainers
 and engines are deterministic, so that both runs should have the same bits. Writes OUT/calm.json, then
 OUT/faulted.json: each fault with what shows that it happened and the seconds until the next step was
-complete, and the largest difference between the two runs' metrics.
+complete, and the largest difference between the two runs' metrics over the steps of both. The file is written
+after each fault, so that a machine whose time ends leaves what it has seen.
 PYTHONPATH: operator, worker_images, devcluster, tests.
 """
 
@@ -17,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ from support.jobs import ENDED
 
 BETWEEN = 2  # undisturbed steps between two faults
 PATIENCE = 240  # seconds for a step after a fault
+NCCL_SECONDS = 70  # after which NCCL's watchdog has ended a process that lost a member of a group
 COMPARED = ("actor/loss", "actor/grad_norm", "critic/score/mean", "train/train_rollout_logprob_abs_diff")
 Fault = Callable[[JobView], str]  # injects it and returns what shows that it happened
 
@@ -82,9 +85,12 @@ def engine_updating(job: JobView) -> str:
     """Kill an engine's server while it receives a weight version."""
     pod = job.pods("rollout")[0]
     before = agent(pod)["restarts"]
+    ranks = [rank["pid"] for rank in report(job)["trainers"]]
     kill_during_sync(pod, main_process(pod, "engine"))
     until("its agent counts it", lambda: agent(pod).get("restarts", 0) > before, 60, every=0.1)
     log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=40")
+    time.sleep(NCCL_SECONDS)
+    assert [rank["pid"] for rank in report(job)["trainers"]] == ranks, "the training ranks live on"
     return "aborted version" if "aborted version" in log else "the update had ended before"
 
 
@@ -114,10 +120,11 @@ def controller(job: JobView) -> str:
 
 
 def ray_head(job: JobView) -> str:
-    """Delete the pod of Ray's head."""
-    before = uids(job, "head")
+    """Delete the pod of Ray's head. The ranks work on for a while before they end with their raylets."""
+    before, attempt = uids(job, "head"), report(job)["attempt"]
     job.kubectl("delete", "pod", *before, "--wait=false", "--grace-period=0")
     until("another head", lambda: set(uids(job, "head").values()).isdisjoint(before.values()), PATIENCE)
+    until("a new attempt", lambda: report(job)["attempt"] > attempt, PATIENCE)
     return f"{', '.join(before)} is replaced"
 
 
@@ -168,9 +175,14 @@ def begin(name: str, manifest: Path, steps: int) -> JobView:
     return JobView(KUBECONFIG, name)
 
 
-def suffer(job: JobView, faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """Inject faults, each after some undisturbed steps; return them with their recovery."""
-    found = []
+def suffer(
+    job: JobView, faults: Sequence[Fault], keep: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """Inject faults, each after some undisturbed steps; return them with their recovery.
+
+    ``keep``: takes what was found so far, after each fault.
+    """
+    found: list[dict[str, Any]] = []
     for fault in faults:
         wait_step(job, step_of(job) + BETWEEN, PATIENCE)
         started = time.monotonic()
@@ -184,15 +196,28 @@ def suffer(job: JobView, faults: Sequence[Fault]) -> list[dict[str, Any]]:
             case["failed"] = str(error)
         found.append(case)
         print(case, flush=True)
+        keep(found)
         if "failed" in case:
             break
     return found
 
 
 def differences(calm: list[dict[str, Any]], faulted: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the largest difference of each metric over all steps; 0: the same bits."""
-    pairs = list(zip(calm, faulted, strict=True))
-    return {key: max(abs(one[key] - other[key]) for one, other in pairs) for key in COMPARED}
+    """Return the largest difference of each metric over the steps of both; 0: the same bits."""
+    pairs = list(zip(calm, faulted, strict=False))
+    return {key: max((abs(one[key] - other[key]) for one, other in pairs), default=0.0) for key in COMPARED}
+
+
+def write(run: str, out: Path, manifest: Path, job: JobView, faults: list[dict[str, Any]]) -> None:
+    """Write OUT/RUN.json."""
+    steps = load(job.store())
+    found: dict[str, Any] = {
+        "manifest": manifest.stem, "status": job.status(), "steps": steps, "faults": faults
+    }  # fmt: skip
+    calm = out / "calm.json"
+    if run == "faulted" and calm.exists():
+        found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)
+    write_raw(out / f"{run}.json", stamp(nvidia.names() if nvidia.present() else ""), **found)
 
 
 def main() -> None:
@@ -208,18 +233,11 @@ def main() -> None:
     use_packed_tools()
     job = begin(args.run, args.manifest, args.steps)
     until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
+    keep = partial(write, args.run, args.out, args.manifest, job)
     chosen = [BY_NAME[name] for name in args.only]
-    faults = suffer(job, chosen) if args.run == "faulted" else []
+    faults = suffer(job, chosen, keep) if args.run == "faulted" else []
     status = job.wait(ENDED, 2 * PATIENCE)
-    steps = load(job.store())
-    found: dict[str, Any] = {
-        "manifest": args.manifest.stem, "status": status, "steps": steps, "faults": faults
-    }  # fmt: skip
-    calm = args.out / "calm.json"
-    if args.run == "faulted" and calm.exists():
-        found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)
-        print(found["differences"])
-    write_raw(args.out / f"{args.run}.json", stamp(nvidia.names() if nvidia.present() else ""), **found)
+    keep(faults)
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
     sys.exit(0 if status["phase"] == "Succeeded" and not any("failed" in case for case in faults) else 1)
 

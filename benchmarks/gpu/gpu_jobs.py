@@ -58,7 +58,8 @@ def figures_of(status: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[s
 
 def fault_case(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is kept of the file of benchmarks/gpu/faults.py about the run with faults."""
-    return {name: content[name] for name in ("faults", "differences")}
+    kept = {name: content[name] for name in ("faults", "differences")}
+    return kept | {"phase": content["status"]["phase"], "progress": content["status"]["progress"]}
 
 
 def fault_figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
