@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from grpo_operator.api.messages import ControllerStatus
+from grpo_operator.api.messages import ControllerStatus, RestoredState
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import Phase, RestartCounts
@@ -53,6 +53,7 @@ def controller_status(phase: str, **changes: Any) -> ControllerStatus:
         phase=Phase(phase),
         step=7,
         attempt=1,
+        restored=RestoredState(step=0, source="initial"),
         restarts=RestartCounts(infrastructure=1),
         weight_version=7,
         reward_mean=0.25,

@@ -247,13 +247,11 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
         return {"step": old.step}
     version, checkpoint = controller.weight_version, controller.last_checkpoint
     reward, speed = controller.reward_mean, controller.tokens_per_second_per_gpu
-    if not controller.attempt:  # a controller that has just started has not read the run's record yet
-        values: dict[str, Any] = {"step": old.step}
-    else:
-        values = {
-            "step": controller.step,
-            "attempt": controller.attempt,
-        }
+    # A controller that has just started has not read the run's record yet, and then has restored no step.
+    restored = controller.attempt and controller.restored is not None
+    values: dict[str, Any] = {"step": controller.step if restored else old.step}
+    if controller.attempt:
+        values["attempt"] = controller.attempt
     known = controller.attempt or controller.restarts != RestartCounts()
     restarts = controller.restarts if known else old.restarts or controller.restarts
     values |= {"restarts": restarts, "restart_count": restarts.job + restarts.infrastructure}

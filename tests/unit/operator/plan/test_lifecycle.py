@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.messages import ControllerStatus
+from grpo_operator.api.messages import ControllerStatus, RestoredState
 from grpo_operator.api.v1alpha1.status import GRPOJobStatus, RestartCounts
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, suspend_request
@@ -136,6 +136,15 @@ def test_figures_survive_a_controller_that_restarts() -> None:
     manifest["status"] = _status(running()).wire()
     status = _status(Observed(RayClusterStatus(), (), None), manifest)
     assert status.phase == "Recovering" and status.step == 7 and status.weights == "v7"
+
+
+def test_the_step_stays_until_another_controller_has_restored_one() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    started = _status(running("Starting", step=0, attempt=2, restored=None), manifest)
+    assert (started.phase, started.progress, started.attempt) == ("Recovering", "7/120", 2)
+    restored = running("Starting", step=6, attempt=2, restored=RestoredState(step=6, source="memory"))
+    assert _status(restored, manifest).progress == "6/120"
 
 
 def test_an_ended_phase_is_latched() -> None:
