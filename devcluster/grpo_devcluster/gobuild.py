@@ -62,6 +62,7 @@ COMPONENTS = {
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
         Component("registry", "registry", "github.com/google/go-containerregistry/cmd/registry"),
         Component("actionlint", "actionlint", "github.com/rhysd/actionlint/cmd/actionlint"),
+        Component("krew", "krew", "sigs.k8s.io/krew/cmd/krew"),
         Component("glua", "gopher-lua", "github.com/yuin/gopher-lua/cmd/glua"),
         Component("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
         *(

@@ -115,6 +115,6 @@ def test_the_workflow_names_no_registry() -> None:
 
 
 def test_tools_of_the_checks_are_pinned() -> None:
-    for name in ("actionlint", "registry", "glua"):
+    for name in ("actionlint", "registry", "glua", "krew"):
         component = COMPONENTS[name]
         assert f"tool {component.package}\n" in (MODULES / component.module / "go.mod").read_text()
