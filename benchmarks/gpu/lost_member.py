@@ -25,6 +25,7 @@ def member(rank: int, port: int, watched: bool) -> None:
     """Join a link as a trainer rank (0), or as an engine rank that receives until it is killed."""
     import torch
     from torch import distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     from grpo_operator.api.weight_path import Backend
     from grpo_worker.weightsync.transport import torch_group
@@ -35,10 +36,10 @@ def member(rank: int, port: int, watched: bool) -> None:
         torch_group._SURVIVES_MEMBERS.clear()
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    own = dist.TCPStore("127.0.0.1", 0, 1, True)  # the training gang has groups of its own
+    own = TCPStore("127.0.0.1", 0, 1, True)  # the training gang has groups of its own
     dist.init_process_group("nccl", store=own, rank=0, world_size=1)
     dist.all_reduce(torch.ones(1, device=device))
-    store = dist.TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
     group = CollectiveGroup(Backend.NCCL, store, "link", rank, 2, 1, device)
     data = torch.zeros(_BYTES, dtype=torch.uint8, device=device)
     try:
