@@ -1,7 +1,7 @@
 """One devcluster with the operator for all end-to-end tests, and the runs that they compare."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ def start(kubeconfig: Path) -> Start:
     """Apply the tiny job under another name, with changes to its spec.
 
     ``spares``: trainer.spareNodes. ``engines``: number of them, if not two. ``prompts``: of a step and of its
-    update, if not eight.
+    update, if not eight. ``change``: changes the spec in place.
     """
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
 
     def begin(
         name: str, steps: int = STEPS, lr: float | None = None, spares: int = 0, engines: int = 0,
-        prompts: int = 0, **spec: Any,
+        prompts: int = 0, change: Callable[[dict[str, Any]], None] | None = None, **spec: Any,
     ) -> JobView:  # fmt: skip
         job = copy.deepcopy(manifest)
         job["metadata"]["name"] = name
@@ -53,6 +53,8 @@ def start(kubeconfig: Path) -> Start:
             job["spec"]["data"]["trainBatchSize"] = job["spec"]["trainer"]["miniBatchSize"] = prompts
         if engines:
             job["spec"]["rollout"]["template"]["replicas"] = engines
+        if change is not None:
+            change(job["spec"])
         command = ["kubectl", "apply", "-f", "-"]
         apply(kubeconfig, yaml.safe_dump(job), *command[1:])
         return JobView(kubeconfig, name)

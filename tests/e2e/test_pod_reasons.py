@@ -1,0 +1,94 @@
+"""A job's status names why its pods do not run, as soon as kubelet or scheduler know it."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.results import record_from_test
+from support.jobs import Start
+
+pytestmark = pytest.mark.slow  # jobs that cannot run, one after the other: four minutes
+# Seconds from the creation of the job. The recorded figure is at most 30; in a run of all tests the cores may
+# be busy.
+LIMIT = 90.0
+Spec = dict[str, Any]
+
+
+def _image(spec: Spec) -> None:
+    spec["image"] = "registry.invalid/team/trainer:1"
+
+
+def _claim(spec: Spec) -> None:
+    spec["model"] = {"path": "preset:tiny-moe", "volume": {"mountPath": "/models", "pvc": "no-claim"}}
+
+
+def _node(spec: Spec) -> None:
+    spec["trainer"]["nodeSelector"] = {"disk": "none"}
+
+
+def _secret(spec: Spec) -> None:
+    source = {"secretKeyRef": {"name": "no-secret", "key": "token"}}
+    _overlay(spec, {"env": [{"name": "TOKEN", "valueFrom": source}]})
+
+
+def _memory(spec: Spec) -> None:
+    _overlay(spec, {"resources": {"requests": {"memory": "48Mi"}, "limits": {"memory": "48Mi"}}})
+
+
+def _argument(spec: Spec) -> None:
+    spec["rollout"]["template"]["engine"]["extraArgs"] = ["--no-such-argument"]
+
+
+def _overlay(spec: Spec, container: dict[str, Any]) -> None:
+    container = {"name": "ray-worker"} | container
+    spec["trainer"]["podTemplate"] = {"spec": {"containers": [container]}}
+
+
+REASONS: dict[str, tuple[Callable[[Spec], None], str]] = {
+    "image": (_image, r"(ErrImagePull|ImagePullBackOff).*registry\.invalid"),
+    "claim": (_claim, r"no-claim.* not found"),
+    "node": (_node, r"didn't match Pod's node affinity/selector"),
+    "secret": (_secret, r'CreateContainerConfigError.*secret "no-secret" not found'),
+    "memory": (_memory, r"OOMKilled"),
+    "argument": (_argument, r"unrecognized arguments: --no-such-argument"),
+}
+
+
+def test_reasons_of_pods_are_named_in_time(start: Start) -> None:
+    seconds = {name: _named(start, name, change, wanted) for name, (change, wanted) in REASONS.items()}
+    named = [value for value in seconds.values() if value <= LIMIT]
+    print(seconds, flush=True)
+    record_from_test(
+        "experience",
+        {
+            "pod_reasons": len(REASONS),
+            "pod_reasons_named": len(named),
+            "seconds_to_reason_max": round(max(seconds.values()), 1),
+        },
+    )
+    assert len(named) == len(REASONS), seconds
+
+
+def _named(start: Start, name: str, change: Callable[[Spec], None], wanted: str) -> float:
+    """Seconds from the creation of a job until its status says ``wanted``; infinite after ``LIMIT``."""
+    job, began = start(f"reason-{name}", change=change), time.monotonic()
+    try:
+        while not re.search(wanted, _said(job)):
+            if time.monotonic() - began > LIMIT:
+                print(name, _said(job), flush=True)
+                return float("inf")
+            time.sleep(0.5)
+        seconds = time.monotonic() - began
+        # The column REASON of kubectl get has a word for it.
+        assert job.status().get("reason"), job.status()
+        return seconds
+    finally:
+        job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+
+
+def _said(job: JobView) -> str:
+    return "\n".join(condition["message"] for condition in job.status().get("conditions", ()))
