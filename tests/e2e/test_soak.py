@@ -42,6 +42,14 @@ def _gpu_seconds(job: JobView) -> tuple[float, float]:
     return float(sum(seconds.values())), float(sum(v for use, v in seconds.items() if use not in LOST))
 
 
+@pytest.mark.fault(
+    row="30",
+    point="SIGKILL of a pod, rank, engine, agent, controller, head or the operator, at random in a tenth of "
+    "the steps; recorded for an hour, and six minutes among the slow tests",
+    witness="each victim is seen to be gone or replaced, and is printed with its step",
+    bound="a step that was never finished before, 900 s after the last fault",
+    compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, of a calm run",
+)
 def test_random_faults_change_no_bit(start: Start) -> None:
     job = _start(start, "soak")
     soak, began = Soak(job, SEED), time.monotonic()
