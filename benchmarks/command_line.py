@@ -1,4 +1,4 @@
-"""How long ``kubectl grpo`` takes to start, beside kubectl and a bare Python, and the size of its wheel.
+"""Measure the start of ``kubectl grpo`` beside those of kubectl and a bare Python, and the size of its wheel.
 
 Runs of each take turns, and the medians and the slowest runs are written to
 benchmarks/results/experience.json. Run it on a quiet machine.

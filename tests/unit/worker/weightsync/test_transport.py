@@ -93,7 +93,8 @@ def test_a_process_survives_the_members_of_its_transfer_groups(monkeypatch: pyte
 
     monkeypatch.setattr(torch_group, "_new_process_group_helper", created)
     monkeypatch.setattr(torch_group, "_world", SimpleNamespace(pg_group_ranks={}))
-    torch_group.join(None, "link", 0, 2, timedelta(seconds=1), "nccl")  # type: ignore[arg-type]
+    store = PrefixStore("link", TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
+    torch_group.join(store, "link", 0, 2, timedelta(seconds=1), "nccl")
     assert seen == [["0", "0"]]
 
 
