@@ -26,6 +26,8 @@ def main() -> None:
         cluster.down()  # remains of a run that was killed
         seconds["setup"] = time.monotonic() - started
         for level in LEVELS:
+            # Where a time limit ends the run, only the end of the output may be kept.
+            print(f"==> {level} (so far {_table(seconds)})", flush=True)
             seconds[level] = _level(level)
     except StageError as error:
         fail(error)
@@ -39,9 +41,12 @@ def main() -> None:
     record_from_test("demo", {name: round(total, 1), "unit_seconds": round(seconds["unit"], 1)})
 
 
+def _table(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{level} {value:.0f} s" for level, value in seconds.items())
+
+
 def _level(level: str) -> float:
     started = time.monotonic()
-    print(f"==> {level}", flush=True)
     # The levels use the embedded cluster whatever the user's own KUBECONFIG says.
     env = {k: v for k, v in os.environ.items() if k != "KUBECONFIG"}
     done = subprocess.run(["make", "--no-print-directory", level], cwd=REPO, env=env, check=False)

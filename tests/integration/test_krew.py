@@ -14,6 +14,7 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.release import krew
 from grpo_operator import __version__
 
+pytestmark = pytest.mark.slow  # builds krew, and the package of each platform
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 

@@ -15,6 +15,7 @@ from grpo_devcluster.release import chart, images
 from grpo_operator import __version__
 from support.oci_registry import digest_in, oci_registry
 
+pytestmark = pytest.mark.slow  # builds images, a registry and actionlint
 
 @pytest.fixture(scope="module", autouse=True)
 def operator() -> None:
