@@ -17,6 +17,7 @@ from support.oci_registry import digest_in, oci_registry
 
 pytestmark = pytest.mark.slow  # builds images, a registry and actionlint
 
+
 @pytest.fixture(scope="module", autouse=True)
 def operator() -> None:
     """These tests need none."""

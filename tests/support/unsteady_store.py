@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_devcluster import packages
-from support import unsteady_mount
 from support.faults import until
-from support.unsteady_mount import HANG, WELL
 
-__all__ = ["HANG", "UnsteadyStore", "mounted"]
+WELL, HANG = "well", "hang"
+# Not imported: that needs libfuse, which ``mounted`` installs.
+_PROGRAM = Path(__file__).with_name("unsteady_mount.py")
 
 
 class UnsteadyStore:
@@ -43,7 +43,7 @@ def mounted(folder: Path, mount: Path, control: Path) -> Iterator[UnsteadyStore]
     for path in (folder, mount):
         path.mkdir(parents=True, exist_ok=True)
     control.write_text(WELL)
-    command = [sys.executable, unsteady_mount.__file__, str(folder), str(mount), str(control)]
+    command = [sys.executable, str(_PROGRAM), str(folder), str(mount), str(control)]
     process = subprocess.Popen(command)
     try:
         until("the store is mounted", mount.is_mount, 20)
