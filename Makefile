@@ -62,6 +62,7 @@ e2e:  ## real pods, injected faults
 
 slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare
+	GRPO_FUZZ_CASES=10000 $(PYTEST) tests/unit/operator/api/test_fuzz_spec.py
 	$(PYTEST) tests/worker tests/integration -v --timeout=1800 --durations=0 -m slow
 	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow
 

@@ -24,6 +24,7 @@ from support.faults import AGENT_PORT, agent, report, step_of, uids, until, wait
 from support.jobs import ENDED, Start, apply
 from support.pod_keys import bearer
 
+pytestmark = pytest.mark.slow  # several jobs, one after the other
 LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}
 READS = {"transport": "nixl"}  # what does not come over a link; all of the last job
@@ -159,7 +160,6 @@ def _superseded(job: JobView) -> int:
     bound="a new attempt in 240 s",
     partial="the other controller is a record only; the ledger is checked, not compared",
 )
-@pytest.mark.slow  # three minutes
 def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
     start: Start, engine: dict[str, Any]
 ) -> None:

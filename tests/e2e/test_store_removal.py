@@ -6,11 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.paths import JOB_DATA
 from support.faults import until
 from support.jobs import Start
 
+pytestmark = pytest.mark.slow  # a job of its own
 _USER = 65532  # of all pods of jobs
 
 
