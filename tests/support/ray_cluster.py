@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from grpo_operator.render.job_pods import _LEAVING, _START_RAY, _UNTIL_LEFT
+from grpo_operator.render.job_pods import _LEAVING, _RAY_NODE, _UNTIL_LEFT
 from grpo_operator.render.pod_template import _HEAD_ENV
 
 HEAD = "127.0.0.10"
@@ -68,7 +68,7 @@ class RayCluster:
         if weights is not None:
             more = more | {"KUBERAY_GEN_RAY_START_CMD": shlex.join(map(str, command))}
             more |= {"GRPO_WEIGHTS_DIR": str(weights)}
-            shell = f"trap ': > {_LEAVING}' TERM; ({_START_RAY}; exit $rc) {_UNTIL_LEFT}"
+            shell = f"trap ': > {_LEAVING}' TERM; ({_RAY_NODE}; exit $rc) {_UNTIL_LEFT}"
             command = [*_POD, shell.replace(str(Path(_LEAVING).parent), str(weights))]
         deadline, log = time.monotonic() + 300, self._folder / f"{address}.log"
         started = self._nodes[address] = self._popen(command, more, address)

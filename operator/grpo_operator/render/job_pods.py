@@ -21,6 +21,7 @@ from grpo_operator.render.placement import (
 )
 from grpo_operator.render.pod_template import (
     PYTHON,
+    START_RAY,
     PodParts,
     finished,
     stoppable,
@@ -33,21 +34,20 @@ from grpo_operator.render.volumes import fetch, job_files, model_files
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
 # With one hardware queue, kernels of two streams would wait for each other.
 _OVERLAP_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-# KubeRay's generated command starts Ray. Waiting in the shell saves the start of a Python interpreter. A head
-# can be joined when its agent listens, too, but a Service with an own address does not forward that port.
+# Waiting in the shell saves the start of a Python interpreter. A head can be joined when its agent listens,
+# too, but a Service with an own address does not forward that port.
 _WAIT_FOR_HEAD = (
     f"reached() {{ timeout 2 bash -c 'exec 3<>\"/dev/tcp/$FQ_RAY_IP/$0\"' $1 2>/dev/null; }}; "
     f"until reached {GCS_PORT}; do sleep 0.5; done; "
     f"until reached {RAY_AGENT_PORT} || ((SECONDS > 120)); do sleep 0.5; done; "
 )
-# Ray waits 30 seconds for its raylet to start, which is too short on a busy node, so a start that fails is
-# repeated, not at the same time as those of other pods. After a raylet that ends later, as all do without a
-# head, another one is started, because the pod's agent has copies of the state in memory. Starts that have
-# failed for 15 minutes in a row end the container.
-_START_RAY = (
-    'since=$SECONDS; while began=$SECONDS; eval "$KUBERAY_GEN_RAY_START_CMD"; rc=$?; ((rc)); do '
+# A start that fails is repeated, not at the same time as those of other pods. After a raylet that ends later,
+# as all do without a head, another one is started, because the pod's agent has copies of the state in memory.
+# Starts that have failed for 15 minutes in a row end the container.
+_RAY_NODE = (
+    f"since=$SECONDS; while began=$SECONDS; {START_RAY}; rc=$?; ((rc)); do "
     "((SECONDS - began < 300)) || since=$SECONDS; ((SECONDS - since < 900)) || break; "
-    "ray stop --force >/dev/null 2>&1; sleep $((1 + RANDOM % 10)); done"
+    "sleep $((1 + RANDOM % 10)); done"
 )
 # Process 1 of a container ignores SIGTERM without a handler. The ranks see the file and tell the controller,
 # which saves the finished steps and ends them; then the pod ends, too. A pod without ranks ends at once.
@@ -84,7 +84,7 @@ class JobPods:
         """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""
         # The controller reads the job's files while Ray's head is still starting.
         main = stoppable(f"{PYTHON} -m grpo_worker.controller.main")
-        start = f"({_WAIT_FOR_HEAD}{_START_RAY}; kill $$) & {main}"
+        start = f"({_WAIT_FOR_HEAD}{_RAY_NODE}; kill $$) & {main}"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
         self.parts.share_key(container)
@@ -105,7 +105,7 @@ class JobPods:
         """Return one training pod: a Ray node for its ranks, and the agent that serves their weights."""
         trainer = self.spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
-        command = f"trap ': > {_LEAVING}' TERM; ({_WAIT_FOR_HEAD}{_START_RAY}; exit $rc) {_UNTIL_LEFT}"
+        command = f"trap ': > {_LEAVING}' TERM; ({_WAIT_FOR_HEAD}{_RAY_NODE}; exit $rc) {_UNTIL_LEFT}"
         env = self._rank_env()
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:

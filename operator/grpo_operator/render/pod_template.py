@@ -25,6 +25,8 @@ from grpo_operator.render.tls import PodTls
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
+# KubeRay's generated command contains ``ray start``, which is too impatient for busy nodes.
+START_RAY = f'eval "${{KUBERAY_GEN_RAY_START_CMD/ray start/{PYTHON} -m grpo_worker.roles.ray_start}}"'
 GRACE_SECONDS = 5  # of pods and processes that have nothing to save
 # Pods that need neither keys nor certificates.
 _WITHOUT_SERVERS = (names.HEAD, names.STORE_REMOVAL, names.EXPORT)
@@ -69,7 +71,8 @@ class PodParts:
         self, image: str, of: ControllerSpec, resources: Resources, overlay: PodOverlay | None = None
     ) -> dict[str, Any]:
         """Return the pod of Ray's head, which runs no actors."""
-        container = self.container("ray-head", image, resources, env=_HEAD_ENV)
+        command = stoppable(f"({START_RAY})")
+        container = self.container("ray-head", image, resources, env=_HEAD_ENV, command=command)
         pod = self.security.hardened(self.pod(names.HEAD, [container], of, self.off_gpus()))
         return merge(pod, overlay.wire()) if overlay else pod
 
@@ -139,7 +142,7 @@ class PodParts:
         if gpus:
             prepare_for_nccl(containers[0], scheduling)
             volumes.append(shared_memory(scheduling))
-        overwrite = {} if pool in _WITHOUT_SERVERS else {"ray.io/overwrite-container-cmd": "true"}
+        overwrite = {"ray.io/overwrite-container-cmd": "true"} if "command" in containers[0] else {}
         return {
             "metadata": {"labels": self._labels(pool), "annotations": overwrite},
             "spec": {key: value for key, value in spec.items() if value or value is False},

@@ -11,7 +11,7 @@ from grpo_operator.plan.planner.host_memory import head_memory
 
 def head_resources(ranks: int) -> Resources:
     """Return the resources of Ray's head, which keeps something of each rank."""
-    return Resources(cpu="200m", memory=f"{head_memory(ranks) // 2**20}Mi")
+    return Resources(cpu="300m", memory=f"{head_memory(ranks) // 2**20}Mi")
 
 
 def job_head_resources(spec: GRPOJobSpec) -> Resources:

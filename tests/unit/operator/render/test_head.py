@@ -1,5 +1,7 @@
 """Ray's head: its size, its overlay, and the Redis that keeps its state."""
 
+import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -42,12 +44,22 @@ def test_a_head_has_the_size_of_the_job_unless_it_is_given() -> None:
         (found,) = _spec(**head)["headGroupSpec"]["template"]["spec"]["containers"]
         return dict(found)
 
-    assert container()["resources"]["requests"]["cpu"] == "200m"
+    assert container()["resources"]["requests"]["cpu"] == "300m"
     given = {"resources": {"cpu": "2", "memory": "9Gi"}}
     assert container(**given)["resources"]["requests"] == {"cpu": "2", "memory": "9Gi"}
     spec = spec_of(job(head=given))
     (request,) = [one for one in job_requests(spec, pool_of(spec)) if one.pool == "head"]
     assert (request.cpu, request.memory) == (2.0, 9 * 2**30)
+
+
+def test_a_head_starts_ray_with_patience() -> None:
+    template = _spec()["headGroupSpec"]["template"]
+    assert template["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
+    (command,) = template["spec"]["containers"][0]["args"]
+    environment = os.environ | {"KUBERAY_GEN_RAY_START_CMD": "echo ulimit; echo ray start --head"}
+    shell = ["/bin/bash", "-c", command]
+    done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "ulimit\npython3 -m grpo_worker.roles.ray_start --head\n"
 
 
 def test_a_heads_pod_takes_an_overlay() -> None:
