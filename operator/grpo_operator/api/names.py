@@ -19,7 +19,7 @@ RESUME_ANNOTATION = "rl.grpo.dev/resume"  # a new value resumes a job that has f
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 
 # Ports inside the cluster. Ray exports its own metrics on 8080.
-ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT, RAY_AGENT_PORT = 30000, 9000, 8090, 6379, 52365
+ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
 RENDEZVOUS_PORT = 20000
 SOCKETS, SOCKETS_VARIABLE = "/run/grpo-operator", "GRPO_SOCKETS"  # folder of a node in which its pods meet
 

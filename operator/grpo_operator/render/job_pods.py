@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.base import Device
-from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT, RAY_AGENT_PORT
+from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.pod_requests import job_head_resources
@@ -34,13 +34,8 @@ from grpo_operator.render.volumes import fetch, job_files, model_files
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
 # With one hardware queue, kernels of two streams would wait for each other.
 _OVERLAP_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-# Waiting in the shell saves the start of a Python interpreter. A head can be joined when its agent listens,
-# too, but a Service with an own address does not forward that port.
-_WAIT_FOR_HEAD = (
-    f"reached() {{ timeout 2 bash -c 'exec 3<>\"/dev/tcp/$FQ_RAY_IP/$0\"' $1 2>/dev/null; }}; "
-    f"until reached {GCS_PORT}; do sleep 0.5; done; "
-    f"until reached {RAY_AGENT_PORT} || ((SECONDS > 120)); do sleep 0.5; done; "
-)
+# Waiting in the shell saves the start of a Python interpreter.
+_WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null; do sleep 0.5; done; '
 # A start that fails is repeated, not at the same time as those of other pods. After a raylet that ends later,
 # as all do without a head, another one is started, because the pod's agent has copies of the state in memory.
 # Starts that have failed for 15 minutes in a row end the container.

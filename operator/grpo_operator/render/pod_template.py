@@ -26,7 +26,7 @@ from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
 # KubeRay's generated command contains ``ray start``, which is too impatient for busy nodes.
-START_RAY = f'eval "${{KUBERAY_GEN_RAY_START_CMD/ray start/{PYTHON} -m grpo_worker.roles.ray_start}}"'
+START_RAY = f'eval "${{KUBERAY_GEN_RAY_START_CMD/ray start/{PYTHON} -m grpo_worker.roles.ray_node}}"'
 GRACE_SECONDS = 5  # of pods and processes that have nothing to save
 # Pods that need neither keys nor certificates.
 _WITHOUT_SERVERS = (names.HEAD, names.STORE_REMOVAL, names.EXPORT)

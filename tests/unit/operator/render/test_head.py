@@ -52,14 +52,14 @@ def test_a_head_has_the_size_of_the_job_unless_it_is_given() -> None:
     assert (request.cpu, request.memory) == (2.0, 9 * 2**30)
 
 
-def test_a_head_starts_ray_with_patience() -> None:
+def test_a_head_starts_ray_without_waiting_for_agents() -> None:
     template = _spec()["headGroupSpec"]["template"]
     assert template["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
     (command,) = template["spec"]["containers"][0]["args"]
     environment = os.environ | {"KUBERAY_GEN_RAY_START_CMD": "echo ulimit; echo ray start --head"}
     shell = ["/bin/bash", "-c", command]
     done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "ulimit\npython3 -m grpo_worker.roles.ray_start --head\n"
+    assert done.stdout == "ulimit\npython3 -m grpo_worker.roles.ray_node --head\n"
 
 
 def test_a_heads_pod_takes_an_overlay() -> None:

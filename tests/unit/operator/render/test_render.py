@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_operator.api.names import GCS_PORT, RAY_AGENT_PORT
 from grpo_operator.render.config_map import job_config_map, owned_pool, owned_pool_spec
 from grpo_operator.render.job_pods import _LEAVING, _RANK, _WAIT_FOR_HEAD
 from grpo_operator.render.metadata import is_current, with_hash
@@ -123,26 +121,6 @@ def test_ray_is_restarted_when_a_busy_node_delays_its_start(tmp_path: Path) -> N
     assert _shell(command, "SECONDS=$((SECONDS + 299)); (exit 7)") == 7, (
         "a start that never succeeds has no end"
     )
-
-
-def test_ray_is_started_when_the_heads_raylet_has_been() -> None:
-    """Ray's own start on a worker would give up while the head has no raylet."""
-    with socket.create_server(("127.0.0.1", 0)) as gcs, socket.create_server(("127.0.0.1", 0)) as agent:
-        agent_port = agent.getsockname()[1]
-        agent.close()
-        command = _WAIT_FOR_HEAD.replace(f"reached {GCS_PORT}", f"reached {gcs.getsockname()[1]}")
-        command = command.replace(f"reached {RAY_AGENT_PORT}", f"reached {agent_port}")
-        environment = os.environ | {"FQ_RAY_IP": "127.0.0.1"}
-
-        def wait(before: str = "") -> "subprocess.Popen[bytes]":
-            return subprocess.Popen(["/bin/bash", "-c", before + command], env=environment)
-
-        waiting = wait()
-        with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(2)
-        assert wait("SECONDS=121; ").wait(10) == 0, "a Service may forward the other port only"
-        with socket.create_server(("127.0.0.1", agent_port)):
-            assert waiting.wait(10) == 0
 
 
 def test_a_training_pod_waits_at_sigterm_until_its_ranks_have_ended(tmp_path: Path) -> None:
