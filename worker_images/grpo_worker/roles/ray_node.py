@@ -13,8 +13,9 @@ from typing import Any
 
 # Options of ``ray start``, beside those that KubeRay sets.
 PORTS = {"--dashboard-agent-grpc-port": 52366, "--runtime-env-agent-port": 52367}
-# Milliseconds that a raylet waits for the agent that prepares the environments of its workers.
-_PATIENCE = {"RAY_agent_register_timeout_ms": "300000"}
+# Milliseconds that a raylet waits for the agent that prepares the environments of its workers, and how often,
+# every two seconds, Ray asks for the head's node.
+_PATIENCE = {"RAY_agent_register_timeout_ms": "300000", "RAY_NUM_REDIS_GET_RETRIES": "150"}
 # Argument of Ray's start_raylet -> Ray's name of the file. The values are checked by a test.
 FILES = {
     "metrics_agent_port": "METRICS_AGENT_PORT_NAME",
