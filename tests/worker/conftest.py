@@ -9,6 +9,48 @@ from support.disturbed_job import Run, run_with
 from support.engine_server import Server
 from support.late_engine import UNPADDED, publish_model
 
+# Modules whose cases are layouts or kinds of one mechanism: ``make test`` runs the first case of each test,
+# and ``make slow`` the others.
+SAMPLED = frozenset(
+    f"test_{name}"
+    for name in (
+        "activation_offload",
+        "agent_memory",
+        "context_parallel",
+        "coordinators",
+        "double_buffer",
+        "expert_overlap",
+        "gradient_check",
+        "loading",
+        "log_prob_sizes",
+        "megatron_versions",
+        "mtp",
+        "overlap",
+        "precision_aware",
+        "recompute",
+        "replay",
+        "router",
+        "store_fill",
+        "sync_layouts",
+        "token_dispatcher",
+        "wave_transfer",
+        "weight_stress",
+    )
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases but the first one of each test in the sampled modules as slow."""
+    seen: set[tuple[str, str]] = set()
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.path.stem not in SAMPLED:
+            continue
+        test = item.path.stem, item.originalname
+        if test in seen:
+            item.add_marker(pytest.mark.slow)
+        seen.add(test)
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
