@@ -5,6 +5,8 @@
 #        devcluster/gpu-node.sh check     unpack, start the devcluster, run pods on GPUs, remove the devcluster
 #        devcluster/gpu-node.sh up|down   start the devcluster and stay; remove it
 #        devcluster/gpu-node.sh jobs OUT SECONDS [--together] MANIFEST...   run jobs of at most SECONDS each, and keep what they did in OUT
+#        devcluster/gpu-node.sh faults OUT MANIFEST STEPS [FAULT...]   in the background: a job of STEPS without faults, then with them
+#        devcluster/gpu-node.sh follow OUT SECONDS   print what happens there, and copy results and log to OUT; 3: it still runs
 # PYTHON: the Python of the environment that pods use (python3). GPU_NODE: folder of what is unpacked (/tmp/gpu-node).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +20,8 @@ case "${1:-}" in
     check) unpack; exec "$python" -m grpo_devcluster.gpu_node.check ;;
     up) unpack; exec "$python" -m grpo_devcluster up ;;
     jobs) unpack; shift; exec "$python" -m grpo_devcluster.gpu_node.jobs "$@" ;;
+    faults) unpack; shift; exec "$python" -m grpo_devcluster.gpu_node.faults "$folder" start "$@" ;;
+    follow) shift; exec "$python" -m grpo_devcluster.gpu_node.faults "$folder" follow "$@" ;;
     down) exec "$python" -m grpo_devcluster down ;;
-    *) sed -n '2,9s/^# //p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10s/^# //p' "$0" >&2; exit 2 ;;
 esac

@@ -1,13 +1,13 @@
 """A job of pods on GPUs that suffers one fault after the other, beside the same job without faults.
 
-    python3 benchmarks/gpu/faults.py OUT MANIFEST calm [--steps STEPS]
-    python3 benchmarks/gpu/faults.py OUT MANIFEST faulted [--steps STEPS] [--only FAULT...]
+    python3 benchmarks/gpu/faults.py OUT MANIFEST calm faulted [--steps STEPS] [--only FAULT...]
 
-Run it in a devcluster where the operator is installed, as ``devcluster/gpu-node.sh jobs`` leaves it. Trainers
-and engines are deterministic, so that both runs should have the same bits. Writes OUT/calm.json, then
-OUT/faulted.json: each fault with what shows that it happened and the seconds until the next step was
-complete, and the largest difference between the two runs' metrics over the steps of both. The file is written
-after each fault, so that a machine whose time ends leaves what it has seen.
+``devcluster/gpu-node.sh faults`` runs it in the background. It starts the devcluster and installs the
+operator if they are not there. Trainers and engines are deterministic, so that both runs should have the same
+bits. Writes OUT/calm.json, then OUT/faulted.json: each fault with what shows that it happened and the seconds
+until the next step was complete, and the largest difference between the two runs' metrics over the steps of
+both. The file is written after each fault, so that a machine whose time ends leaves what it has seen. A run
+that fails leaves OUT/RUN.txt, with what helps to understand why, and no run follows it.
 PYTHONPATH: operator, worker_images, devcluster, tests.
 """
 
@@ -27,11 +27,12 @@ import yaml
 from grpo_devcluster import nvidia
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
+from grpo_devcluster.gpu_node.jobs import diagnosis, start_with_operator
 from grpo_devcluster.install import NAMESPACE
-from grpo_devcluster.packages import use_packed_tools
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import stamp, write_raw
+from grpo_devcluster.stages import StageError, fail
 from support.faults import (
     agent,
     kill_container,
@@ -228,26 +229,42 @@ def write(run: str, out: Path, manifest: Path, job: JobView, faults: list[dict[s
     write_raw(out / f"{run}.json", stamp(nvidia.names() if nvidia.present() else ""), **found)
 
 
+def run(name: str, args: argparse.Namespace) -> bool:
+    """Run one of the two jobs, and return whether it succeeded and outlived all faults."""
+    job = begin(name, args.manifest, args.steps)
+    keep = partial(write, name, args.out, args.manifest, job)
+    succeeded = False
+    try:
+        until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
+        chosen = [BY_NAME[fault] for fault in args.only]
+        faults = suffer(job, chosen, keep) if name == "faulted" else []
+        status = job.wait(ENDED, 2 * PATIENCE)
+        keep(faults)
+        succeeded = status["phase"] == "Succeeded" and not any("failed" in case for case in faults)
+    except (AssertionError, TimeoutError) as error:
+        print(f"{name}: {error}", flush=True)
+    if not succeeded:
+        (args.out / f"{name}.txt").write_text(diagnosis(job))
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
+    return succeeded
+
+
 def main() -> None:
-    """Run one of the two jobs."""
+    """Run the jobs, up to the first one that fails."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("manifest", type=Path)
-    parser.add_argument("run", choices=["calm", "faulted"])
+    parser.add_argument("runs", nargs="+", choices=["calm", "faulted"])
     parser.add_argument("--only", nargs="+", choices=BY_NAME, default=list(BY_NAME), help="these faults")
-    parser.add_argument("--steps", type=int, default=60, help="steps of the job (60)")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each job (60)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    use_packed_tools()
-    job = begin(args.run, args.manifest, args.steps)
-    until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
-    keep = partial(write, args.run, args.out, args.manifest, job)
-    chosen = [BY_NAME[name] for name in args.only]
-    faults = suffer(job, chosen, keep) if args.run == "faulted" else []
-    status = job.wait(ENDED, 2 * PATIENCE)
-    keep(faults)
-    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
-    sys.exit(0 if status["phase"] == "Succeeded" and not any("failed" in case for case in faults) else 1)
+    try:
+        start_with_operator()
+        succeeded = all(run(name, args) for name in args.runs)
+    except StageError as error:
+        fail(error)
+    sys.exit(0 if succeeded else 1)
 
 
 if __name__ == "__main__":

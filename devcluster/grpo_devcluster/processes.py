@@ -28,7 +28,7 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] | Non
             start_new_session=True,
             env={**os.environ, **(env or {})},
         )
-    started = _start_time(process.pid)
+    started = start_time(process.pid)
     (PIDS / name).write_text(f"{process.pid} {started}")
 
 
@@ -40,7 +40,7 @@ def log_file(name: str) -> Path:
 def is_running(name: str) -> bool:
     """Return whether the daemon is alive, and its pid was not reused by another process."""
     pid, started = _read(name)
-    return pid is not None and _start_time(pid) == started
+    return pid is not None and start_time(pid) == started
 
 
 def stop(name: str, grace: float = 2.0) -> None:
@@ -70,7 +70,7 @@ def _read(name: str) -> tuple[int | None, str]:
     return int(pid), started
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Return the kernel's start time of a live process; "" for a process that is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

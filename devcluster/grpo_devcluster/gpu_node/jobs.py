@@ -37,15 +37,20 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     try:
-        cluster.prepare()
-        values = devcluster_values(cluster.up())
-        with stage("helm install grpo-operator"):
-            install_operator(KUBECONFIG, values)
+        start_with_operator()
         with ThreadPoolExecutor(len(args.manifests) if args.together else 1) as pool:
             succeeded = list(pool.map(partial(run_job, seconds=args.seconds, out=args.out), args.manifests))
     except StageError as error:
         fail(error)
     sys.exit(0 if all(succeeded) else 1)
+
+
+def start_with_operator() -> None:
+    """Start the devcluster, unless it runs, and install this checkout's operator in it."""
+    cluster.prepare()
+    values = devcluster_values(cluster.up())
+    with stage("helm install grpo-operator"):
+        install_operator(KUBECONFIG, values)
 
 
 def run_job(manifest: Path, seconds: float, out: Path) -> bool:
@@ -61,7 +66,7 @@ def run_job(manifest: Path, seconds: float, out: Path) -> bool:
             status = job.status()
         succeeded = status.get("phase") == "Succeeded"
         if not succeeded:
-            (out / f"{job.name}.txt").write_text(_report(job))
+            (out / f"{job.name}.txt").write_text(diagnosis(job))
         taken = time.monotonic() - started
         record = {"of": stamp(nvidia.names()), "status": status, "seconds": taken, **_steps(job.store())}
         (out / f"{job.name}.json").write_text(json.dumps(record))
@@ -76,7 +81,7 @@ def _steps(store: Path) -> dict[str, Any]:
     return {"steps": steps, "figures": summarise(steps) if steps else None}
 
 
-def _report(job: JobView) -> str:
+def diagnosis(job: JobView) -> str:
     """Return descriptions, events and logs."""
     questions = [
         ("describe", "grpojobs,rolloutpools,rayclusters,pods"),

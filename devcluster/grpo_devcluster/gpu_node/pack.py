@@ -1,7 +1,8 @@
 """``make gpu-node-pack``: what a machine with GPUs and no network needs for the devcluster, in pieces.
 
 Writes build/gpu-node/archives/, and links to its files in build/gpu-node/call-1/ …: a folder a transfer.
-GRPO_GPU_NODE_SITE: a folder of Python packages that jobs need and the machine's environment lacks.
+Python packages that jobs need and the machine's environment lacks are those of ``make gpu-node-site``, or of
+the folder that GRPO_GPU_NODE_SITE names.
 """
 
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from grpo_devcluster.gobuild import GPU_NODE, binary, build_all, module_directory
 from grpo_devcluster.gpu_node import archives, debian, thin_images
 from grpo_devcluster.gpu_node.pieces import MANIFEST, Manifest, Piece, cut, into_calls
+from grpo_devcluster.gpu_node.site_rules import made_folder
 from grpo_devcluster.packed import SITE
 from grpo_devcluster.paths import PACK, REPO
 from grpo_devcluster.stages import StageError, fail, stage
@@ -45,8 +47,8 @@ def pack(output: Path) -> Manifest:
     node |= {"debian": _debian, "images": lambda tree: thin_images.pack(tree / "images")}
     jobs: dict[str, Callable[[Path], None]] = {name: _binary(name) for name in JOBS}
     jobs["sources"] = _sources
-    if folder := os.environ.get("GRPO_GPU_NODE_SITE"):
-        jobs[SITE] = _site(Path(folder))
+    if folder := _packages():
+        jobs[SITE] = _site(folder)
     groups = [[_archive(name, fill, store) for name, fill in group.items()] for group in (node, jobs)]
     manifest = into_calls([piece for pieces in group for piece in pieces] for group in groups)
     _write_calls(manifest, store, output)
@@ -104,6 +106,15 @@ def _sources(tree: Path) -> None:
     shutil.copytree(source / crds, tree / "sources" / "kuberay" / crds)
 
 
+def _packages() -> Path | None:
+    """Return the folder of Python packages to pack, if there is one."""
+    named = os.environ.get("GRPO_GPU_NODE_SITE")
+    folder = Path(named) if named else made_folder()
+    if folder is None:
+        print("    no Python packages of jobs: make gpu-node-site has not made them of the current pins")
+    return folder
+
+
 def _site(folder: Path) -> Callable[[Path], None]:
     if not folder.is_dir():
         raise StageError(
@@ -111,7 +122,8 @@ def _site(folder: Path) -> Callable[[Path], None]:
         )
     if not (folder / "bin" / "ray").exists():  # KubeRay starts it in Ray's pods
         raise StageError(
-            f"GRPO_GPU_NODE_SITE={folder} has no bin/ray: install ray[default] into it (pip --target)."
+            f"{folder} has no bin/ray: install ray[default] into it (pip --target), or unset "
+            "GRPO_GPU_NODE_SITE and run make gpu-node-site."
         )
     return lambda tree: _copy_site(folder, tree / SITE)
 
