@@ -306,14 +306,20 @@ def test_a_slow_line_costs_time_and_nothing_else(job: JobView) -> None:
     "at the end of the run",
 )
 def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView) -> None:
-    until("both engines serve", lambda: _serving(job) == 2, 120)
+    # On a busy machine the signal may come when the update has ended.
+    assert any(_aborts(job) for _ in range(3)), "the engine did not die inside an update"
+
+
+def _aborts(job: JobView) -> bool:
+    """Kill an engine in an update; return whether the update was under way."""
+    until("both engines serve", lambda: _serving(job) == 2, 240)
     pod = job.pods("rollout")[1]
     restarts, step = agent(pod)["restarts"], step_of(job)
     kill_during_sync(pod, main_process(pod, "engine"))
     until("the loss is noticed", lambda: agent(pod).get("restarts", 0) > restarts, 60, every=0.02)
     log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=20")
-    assert "aborted version" in log, "the engine did not die inside an update"
     wait_step(job, step + 2, 120)
+    return "aborted version" in log
 
 
 @pytest.mark.fault(
