@@ -52,19 +52,26 @@ def make(rules: Rules, wheels: Mapping[str, Path]) -> Path:
     temporary = target.with_suffix(".installing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    try:
+        _fill(temporary, rules, wheels)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    os.utime(target)
+    return target
+
+
+def _fill(folder: Path, rules: Rules, wheels: Mapping[str, Path]) -> None:
     pins = used_pins(read_pins(PINS.read_text()), rules, wheels)
     with stage(f"installing {len(pins)} packages for Python {site_check.PYTHON}"):
-        _install(pins, wheels, temporary)
-    with stage("removing what jobs do not read"):
-        trim(temporary, rules)
+        _install(pins, wheels, folder)
     with stage("checking what the packages require"):
-        found = site_check.problems(temporary, rules)
+        found = site_check.problems(folder, rules)
     if found:
         listed = "\n  ".join(found)
         raise StageError(f"{PINS.name} and {RULES.name} do not fit each other:\n  {listed}")
-    temporary.rename(target)
-    os.utime(target)
-    return target
+    with stage("removing what jobs do not read"):
+        trim(folder, rules)
 
 
 def used_pins(pins: list[Pin], rules: Rules, wheels: Mapping[str, Path]) -> list[Pin]:
