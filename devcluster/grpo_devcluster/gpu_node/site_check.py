@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from grpo_devcluster.gpu_node.site_rules import Rules
 from grpo_devcluster.paths import REPO
@@ -63,7 +63,9 @@ def _project(repository: Path) -> list[_Wanted]:
     return [(PROJECT, Requirement(text)) for text in texts]
 
 
-def _wanted(packed: Mapping[str, metadata.Distribution], roots: Iterable[_Wanted]) -> Iterator[_Wanted]:
+def _wanted(
+    packed: Mapping[NormalizedName, metadata.Distribution], roots: Iterable[_Wanted]
+) -> Iterator[_Wanted]:
     """Yield what the project and all packed packages require, with the extras that are asked for."""
     pending = [*roots, *((name, Requirement(text)) for name in packed for text in _needs(packed[name], ""))]
     asked = set[tuple[str, str]]()

@@ -6,6 +6,7 @@ Needs nothing but Python's standard library, because ``make gpu-node-pack`` look
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def own_wheels(rules: Rules, folder: str | None) -> dict[str, Path]:
     return {name: paths[-1] for name, paths in found.items() if paths}
 
 
-def folder_for(wheels: dict[str, Path]) -> Path:
+def folder_for(wheels: Mapping[str, Path]) -> Path:
     """Return the folder in the cache of the pins, the rules and these wheels."""
     contents = [part for name, path in sorted(wheels.items()) for part in (name.encode(), path.read_bytes())]
     return _homes() / f"{tree_key(*_RECIPE)}-{content_key(*contents)}"

@@ -58,7 +58,8 @@ def main() -> None:
     from ray.scripts.scripts import cli
 
     names = {argument: getattr(_raylet, name) for argument, name in FILES.items()}
-    services.start_raylet = with_ports(services.start_raylet, names, _raylet.persist_port)
+    persist: Persist = getattr(_raylet, "persist_port")  # noqa: B009 - Ray's stubs lack it
+    services.start_raylet = with_ports(services.start_raylet, names, persist)
     cli(["start", *with_own_ports(sys.argv[1:])])
 
 
