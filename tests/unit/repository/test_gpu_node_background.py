@@ -38,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def _start(work: Work, checkout: Path, gate: Path) -> None:
-    line = [sys.executable, "program.py", work.results, gate]
+    line: list[str | Path] = [sys.executable, "program.py", work.results, gate]
     work.start(checkout, line, {"GRPO_COMMIT": "abc"})
 
 

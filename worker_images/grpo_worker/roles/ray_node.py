@@ -57,9 +57,9 @@ def main() -> None:
     from ray._private import services
     from ray.scripts.scripts import cli
 
-    names = {argument: getattr(_raylet, name) for argument, name in FILES.items()}
-    persist: Persist = getattr(_raylet, "persist_port")  # noqa: B009 - Ray's stubs lack it
-    services.start_raylet = with_ports(services.start_raylet, names, persist)
+    raylet: Any = _raylet  # its stubs lack some functions
+    names = {argument: getattr(raylet, name) for argument, name in FILES.items()}
+    services.start_raylet = with_ports(services.start_raylet, names, raylet.persist_port)
     cli(["start", *with_own_ports(sys.argv[1:])])
 
 

@@ -36,7 +36,7 @@ def test_ray_has_what_is_replaced() -> None:
 
 
 def test_a_file_is_found_where_ray_looks_for_it(tmp_path: Path) -> None:
-    persist = getattr(_raylet, "persist_port")  # noqa: B009 - Ray's stubs lack it
-    for number, name in enumerate(FILES.values(), 1):
-        persist(str(tmp_path), "f00", getattr(_raylet, name), number)
-        assert _raylet.wait_for_persisted_port(str(tmp_path), "f00", getattr(_raylet, name), 100) == number
+    ray: Any = _raylet  # its stubs lack some functions
+    for number, name in enumerate((getattr(ray, name) for name in FILES.values()), 1):
+        ray.persist_port(str(tmp_path), "f00", name, number)
+        assert ray.wait_for_persisted_port(str(tmp_path), "f00", name, 100) == number
