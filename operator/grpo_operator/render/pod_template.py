@@ -29,7 +29,8 @@ PYTHON = "python3"
 START_RAY = f'eval "${{KUBERAY_GEN_RAY_START_CMD/ray start/{PYTHON} -m grpo_worker.roles.ray_node}}"'
 GRACE_SECONDS = 5  # of pods and processes that have nothing to save
 # Pods that need neither keys nor certificates.
-_WITHOUT_SERVERS = (names.HEAD, names.STORE_REMOVAL, names.EXPORT)
+_PROGRAMS = (names.STORE_REMOVAL, names.EXPORT)  # pods without Ray
+_WITHOUT_SERVERS = (names.HEAD, *_PROGRAMS)
 _KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
 # Ray's GCS detects dead nodes within seconds.
@@ -142,7 +143,7 @@ class PodParts:
         if gpus:
             prepare_for_nccl(containers[0], scheduling)
             volumes.append(shared_memory(scheduling))
-        overwrite = {"ray.io/overwrite-container-cmd": "true"} if "command" in containers[0] else {}
+        overwrite = {} if pool in _PROGRAMS else {"ray.io/overwrite-container-cmd": "true"}
         return {
             "metadata": {"labels": self._labels(pool), "annotations": overwrite},
             "spec": {key: value for key, value in spec.items() if value or value is False},
