@@ -28,9 +28,8 @@ PYTHON = "python3"
 # KubeRay's generated command contains ``ray start``, which is too impatient for busy nodes.
 START_RAY = f'eval "${{KUBERAY_GEN_RAY_START_CMD/ray start/{PYTHON} -m grpo_worker.roles.ray_node}}"'
 GRACE_SECONDS = 5  # of pods and processes that have nothing to save
-# Pods that need neither keys nor certificates.
 _PROGRAMS = (names.STORE_REMOVAL, names.EXPORT)  # pods without Ray
-_WITHOUT_SERVERS = (names.HEAD, *_PROGRAMS)
+_WITHOUT_SERVERS = (names.HEAD, *_PROGRAMS)  # pods that need neither keys nor certificates
 _KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
 # Ray's GCS detects dead nodes within seconds.
