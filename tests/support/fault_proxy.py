@@ -55,6 +55,9 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _close(self) -> None:
+        watches = list(self._watches)  # those of clients that were killed stay open otherwise
+        self._cut()
+        await asyncio.gather(*watches, return_exceptions=True)
         await self._runner.cleanup()
         await self._session.close()
 
