@@ -29,7 +29,7 @@ def chart_values() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def kubeconfig(chart_values: dict[str, Any]) -> Iterator[Path]:
-    """A running devcluster with the operator in it, to which the API server has refused nothing in the end."""
+    """A running devcluster with the operator in it, to which the API server must refuse nothing."""
     before = sum(1 for _ in audit_log())  # of another run, if the devcluster has been running
     install_operator(KUBECONFIG, chart_values)
     yield KUBECONFIG

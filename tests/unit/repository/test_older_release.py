@@ -1,0 +1,50 @@
+"""Where the older release of the upgrade test comes from, and what is said where it is missing."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.older_release import COMMIT, unpack
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.com")
+    command = ["git", *identity, "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository of two commits, the first of which has an operator that says so."""
+    made = tmp_path / "repository"
+    made.mkdir()
+    _git(made, "init", "--quiet", "--initial-branch=main")
+    for text in ("older", "newer"):
+        for part in ("operator", "crds", "helm", "manifests", "worker_images"):
+            (made / part).mkdir(exist_ok=True)
+            (made / part / "text").write_text(text)
+        _git(made, "add", ".")
+        _git(made, "commit", "--quiet", "-m", text)
+    return made
+
+
+def test_the_older_release_is_unpacked_from_its_commit(repository: Path, tmp_path: Path) -> None:
+    first = _git(repository, "rev-parse", "HEAD~1")
+    release = unpack(tmp_path / "older", repository, first)
+    assert (release.root / "operator" / "text").read_text() == "older"
+    assert not (release.root / "worker_images").exists()
+
+
+def test_a_shallow_clone_skips_and_any_other_one_fails(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="with the history of main"):
+        unpack(tmp_path / "older", repository, COMMIT)
+    first = _git(repository, "rev-parse", "HEAD~1")
+    _git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{repository}", "shallow")
+    with pytest.raises(pytest.skip.Exception, match="git fetch --unshallow"):
+        unpack(tmp_path / "older", tmp_path / "shallow", first)
+
+
+def test_without_a_repository_it_fails(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="with the history of main"):
+        unpack(tmp_path / "older", tmp_path, COMMIT)
