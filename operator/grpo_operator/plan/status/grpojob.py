@@ -31,7 +31,7 @@ from grpo_operator.plan.status.engine_start import engine_start_failure
 from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.problems import cause_of_end, problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
-from grpo_operator.plan.status.remaining import remaining
+from grpo_operator.plan.status.remaining import remaining, total_steps
 from grpo_operator.plan.status.stragglers import straggler_statuses
 from grpo_operator.plan.status.validation import validation_statuses
 from grpo_operator.plan.weight_path import job_weight_path
@@ -96,6 +96,7 @@ def job_status(
     train, spares = _ranks(spec, observed), _spares(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
     values = _from_controller(old, observed.controller)
+    total = total_steps(spec, old, observed.controller, resumes)
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
     path = str(job_weight_path(spec, pool))
     if is_terminal(_old(job)):  # a shared pool may have been deleted since
@@ -106,9 +107,9 @@ def job_status(
             "observed_generation": job["metadata"]["generation"],
             "phase": phase,
             "reason": blocked.reason or problem.reason or cause or None,
-            "eta": remaining(spec.total_steps, observed.controller) if phase == Phase.TRAINING else None,
-            "total_steps": spec.total_steps,
-            "progress": f"{values['step'] or 0}/{spec.total_steps}",
+            "eta": remaining(total, observed.controller) if phase == Phase.TRAINING else None,
+            "total_steps": total,
+            "progress": f"{values['step'] or 0}/{total}",
             "train": train,
             "spares": spares,
             "rollout": rollout,
