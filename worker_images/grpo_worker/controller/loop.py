@@ -46,6 +46,7 @@ from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
+_UNSAVED = 120.0  # seconds for ranks to start and save steps in the pods' memory before a suspension
 _LAST_RECORDS = 10.0  # seconds for the last step's record, which the page of a failed job shows
 
 
@@ -113,6 +114,7 @@ class GrpoLoop:
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
+        self._down: float | None = clock.now()  # since when no ranks train; None: they do
 
     def run(self) -> None:
         """Train until ``totalSteps`` are done, the job has failed, or another controller has taken over."""
@@ -128,6 +130,7 @@ class GrpoLoop:
         while not (self._record.failed or self._departure.own):
             try:
                 self._begin()
+                self._down = None
                 with self._departure.holding():
                     while self._lacks_steps():
                         self._suspend_if_requested()
@@ -161,13 +164,14 @@ class GrpoLoop:
         """
         self._pool.hold()  # ends a wait of the previous attempt for engines
         previous, self._background = self._background, []
+        self._suspend_without_ranks()
         self._follow_job_file()
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
         self._checkpoints.begin_attempt(self._record.attempt)
         self._report(message="waiting for the training pool", next_attempt="")
         self._recovery.enters(Part.START)
-        self._trainers.acquire(self._show, self._failures.avoided_nodes)
+        self._trainers.acquire(self._wait_for_pods, self._failures.avoided_nodes)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
         self._trainers.start(self._record.attempt)
@@ -411,6 +415,22 @@ class GrpoLoop:
             self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
 
+    def _suspend_without_ranks(self) -> None:
+        """Suspend the job if that is requested while no ranks train, for example because no node fits them.
+
+        What is only in the pods' memory would be lost, so its ranks get time to start first.
+        """
+        unsaved = _UNSAVED if self._spec.checkpoint.memory else 0.0
+        began, board = self._down, self._board.get()
+        if not board.suspend_requested or began is None or self._clock.now() - began < unsaved:
+            return
+        self._report(phase=Phase.SUSPENDED, message="no ranks run; the job resumes from its last checkpoint")
+        self._gpus.stops(SUSPENDED)
+        with self._failures.idle(), self._departure.idle():
+            self._board.wait_until_resumed()
+        self._gpus.stops("infrastructure")
+        self._report(phase=board.phase)
+
     def _finish(self) -> None:
         if self._spec.validation is not None:
             self._validate_last()
@@ -430,6 +450,7 @@ class GrpoLoop:
     def _end_attempt(self, failure: Failure) -> None:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
         message, seconds = failure.message[:500], 0.0
+        self._down = self._clock.now() if self._down is None else self._down
         self._gpus.stops(failure.cause)
         self._recovery.begins(failure.cause, failure.since, message)
         if failure.final:
@@ -463,6 +484,10 @@ class GrpoLoop:
 
     def _show(self, message: str) -> None:
         self._report(message=message)
+
+    def _wait_for_pods(self, message: str) -> None:
+        self._show(message)
+        self._suspend_without_ranks()
 
     def _report(self, **changes: Any) -> None:
         """Update the status: ``changes``, and what is derived from the state of the loop."""
