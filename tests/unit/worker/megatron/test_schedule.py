@@ -8,6 +8,8 @@ import torch
 
 from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
 from grpo_worker.megatron.optim.optimizer import Trainable, schedule_of
+from grpo_worker.roles.dispatch import Dispatch, dispatch_mode
+from grpo_worker.roles.trainer import TrainerWorker
 from support.objects import job, spec_of
 
 
@@ -45,3 +47,20 @@ def test_a_schedule_that_is_prolonged_goes_on_as_if_it_had_always_been_so_long(s
         for each in (short, long):
             each.schedule.step(1)
     assert short.schedule.state_dict() == long.schedule.state_dict()
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_ranks_prolong_the_schedules_of_all_trained_models(critic: bool) -> None:
+    lengths: list[tuple[str, int]] = []
+
+    def model(name: str) -> Any:
+        return SimpleNamespace(
+            trainable=SimpleNamespace(decay_over=lambda updates: lengths.append((name, updates)))
+        )
+
+    rank = TrainerWorker()
+    models = SimpleNamespace(policy=model("policy"), critic=model("critic") if critic else None)
+    rank._models = cast(Any, models)
+    rank.decay_over(40)
+    assert lengths == [("policy", 40), ("critic", 40)][: 1 + critic]
+    assert dispatch_mode(TrainerWorker.decay_over) is Dispatch.ONE_TO_ALL
