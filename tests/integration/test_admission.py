@@ -1,9 +1,11 @@
 """Bad input: refused at apply, or reported within 5 s; never a pod."""
 
+import json
 import time
 from typing import Any
 
 import pytest
+import yaml
 
 from support.api_server import Api, manifests, until
 
@@ -94,6 +96,16 @@ def test_an_infeasible_job_is_stalled_and_has_no_pod(
         assert text in condition["message"]
     time.sleep(2)
     assert api.get("pods", "-A")["items"] == [] and api.get("rayclusters", "-A")["items"] == []
+
+
+def test_a_critic_gets_its_own_learning_rate_from_the_api_server(api: Api, tiny: dict[str, Any]) -> None:
+    critic = {"optimizer": {"weightDecay": 0.1}}
+    tiny["spec"]["algorithm"] |= {"advEstimator": "gae", "critic": critic}
+    tiny["spec"]["trainer"]["optimizer"] = {"weightDecay": 0.1}
+    manifest = yaml.safe_dump(tiny)
+    stored = json.loads(api.ok("apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=manifest))["spec"]
+    assert stored["algorithm"]["critic"]["optimizer"]["lr"] == 1e-5
+    assert stored["trainer"]["optimizer"]["lr"] == 1e-6
 
 
 def test_immutable_fields_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> None:
