@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from grpo_operator.api import manifest_yaml
 from grpo_operator.api.names import RESUME_ANNOTATION, rollout_pool
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl import requests
@@ -192,7 +192,7 @@ def fork(
     cluster: Cluster = context.obj
     with errors():
         values = dict(map(parsed, changes or []))
-        text = yaml.safe_dump(fork_manifest(cluster.job(job), name, step, values), sort_keys=False)
+        text = manifest_yaml.dump(fork_manifest(cluster.job(job), name, step, values))
         typer.echo(text if dry_run else cluster.text("create", "-f", "-", stdin=text), nl=False)
 
 
@@ -240,7 +240,7 @@ def _show(content: dict[str, Any], output: str) -> bool:
     if output == "json":
         typer.echo(json.dumps(content, indent=2))
     elif output == "yaml":
-        typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+        typer.echo(manifest_yaml.dump(content), nl=False)
     elif output != "text":
         raise KubectlError(f"--output={output}: write json, yaml or text")
     return output in ("json", "yaml")
