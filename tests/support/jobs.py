@@ -8,6 +8,7 @@ from grpo_devcluster.follow import JobView
 
 ENDED = frozenset({"Succeeded", "Failed"})
 STEPS = 130  # the last fault of test_faults.py ends some twenty steps before
+CALM = 100  # steps of the run ``calm``, which are enough for two losses of Ray's head and one of a rank
 
 Start = Callable[..., JobView]
 
