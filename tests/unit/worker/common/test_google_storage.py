@@ -24,7 +24,7 @@ STORE = StoreSpec(uri="gs://runs/jobs", endpoint="http://127.0.0.1:1", secret="k
         (500, "internalError", errno.EIO),
         (502, None, errno.EIO),
         (429, "rateLimitExceeded", errno.EIO),
-        (408, None, errno.EIO),
+        (408, "took too long", errno.EIO),
         (410, "the upload has ended", errno.EIO),
         (401, "Invalid Credentials", errno.EACCES),
         (403, "does not have storage.objects.create access", errno.EACCES),
