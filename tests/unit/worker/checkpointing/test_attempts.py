@@ -136,6 +136,28 @@ def test_a_claim_whose_answer_was_lost_belongs_to_who_made_it(
     assert record.attempt == 3, "nobody else has begun"
 
 
+def test_writers_that_check_while_their_controller_begins_an_attempt_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RunRecord.load(tmp_path / "run.json")
+    record.begin_attempt()
+    claim, numbers = attempts.claim, list[int]()
+
+    def claim_and_check(folder: Path, attempt: int, owner: str) -> bool:
+        claimed = claim(folder, attempt, owner)
+        record.check_claims()  # as the thread of a log does, at any moment
+        numbers.append(record.attempt)
+        return claimed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attempts, "claim", claim_and_check)
+        record.begin_attempt()
+    assert numbers == [1] and record.attempt == 2, "the check came after the claim and before the count"
+    RunRecord.load(tmp_path / "run.json").begin_attempt()
+    with pytest.raises(SupersededError, match="attempt 3 has begun in another controller"):
+        record.check_claims()
+
+
 def test_a_forgotten_number_is_not_used_again(tmp_path: Path) -> None:
     record = RunRecord.load(tmp_path / "run.json")
     for _ in range(4):

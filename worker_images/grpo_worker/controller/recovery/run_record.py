@@ -146,7 +146,10 @@ class RunRecord:
 
     def check_claims(self) -> None:
         """Raise SupersededError if another controller has claimed an attempt; from any thread."""
-        attempts.check(self.path.parent, self.attempt)
+        newest = attempts.newest(self.path.parent)
+        # The main thread may have claimed it for this controller a moment ago.
+        if newest > self.attempt and not attempts.owned(self.path.parent, newest, self.owner):
+            self.refuse(newest)
 
     def refuse(self, newest: int) -> None:
         """Raise SupersededError if ``newest``, an attempt in the store, is newer than this one."""
