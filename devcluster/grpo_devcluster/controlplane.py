@@ -4,6 +4,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 from grpo_devcluster import processes
 from grpo_devcluster.certs import PKI, kubeconfig, make_certificates
@@ -23,12 +24,20 @@ from grpo_devcluster.settings import (
 from grpo_devcluster.stages import wait_for
 
 AUDIT_LOG = LOGS / "audit.log"
-# Requests of the operator where it runs with its own account, without their contents.
+AUDITED_WHOLE = "grpo-replicas"  # a namespace: of operators there the log holds what they write, too
+_WHOLE = [f"system:serviceaccounts:{AUDITED_WHOLE}"]
+# Requests of the operator where it runs with its own account, without their contents elsewhere.
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:grpo-system"]}, {"level": "None"}],
+    "omitManagedFields": True,
+    "rules": [
+        {"level": "Metadata", "userGroups": _WHOLE, "resources": [{"group": "", "resources": ["secrets"]}]},
+        {"level": "RequestResponse", "userGroups": _WHOLE, "verbs": ["create", "update", "patch", "delete"]},
+        {"level": "Metadata", "userGroups": [*_WHOLE, "system:serviceaccounts:grpo-system"]},
+        {"level": "None"},
+    ],
 }
 COMPONENTS = ("controller-manager", "scheduler", "proxy", "kubelet", "admin")
 
@@ -43,6 +52,13 @@ def start() -> None:
     _api_server()
     wait_for("kube-apiserver", _ready, 60, processes.log_file("kube-apiserver"))
     _managers()
+
+
+def audit_log() -> Iterator[str]:
+    """Yield the lines of the audit log, the oldest first; those of files that became full, too."""
+    for file in sorted(LOGS.glob(f"{AUDIT_LOG.stem}*{AUDIT_LOG.suffix}")):
+        with file.open() as lines:
+            yield from lines
 
 
 def _etcd() -> None:

@@ -47,8 +47,12 @@ def used(log: Iterable[str], user: str) -> set[Right]:
 
 
 def refused(log: Iterable[str], user: str) -> set[Right]:
-    """Return the rights that a user lacked."""
-    return {_right(event) for event in _answered(log, user) if event["responseStatus"]["code"] == 403}
+    """Return the rights that a user lacked.
+
+    A namespace that is being deleted takes new objects from nobody, which no right changes.
+    """
+    answered = ((event, event["responseStatus"]) for event in _answered(log, user))
+    return {_right(event) for event, status in answered if status["code"] == 403 and not _ends(status)}
 
 
 def _answered(log: Iterable[str], user: str) -> Iterable[dict[str, Any]]:
@@ -57,6 +61,12 @@ def _answered(log: Iterable[str], user: str) -> Iterable[dict[str, Any]]:
         of_resource = "resource" in event.get("objectRef", {})
         if event["user"]["username"] == user and of_resource and event.get("responseStatus", {}).get("code"):
             yield event
+
+
+def _ends(status: dict[str, Any]) -> bool:
+    """Return whether an answer says that the namespace is being deleted."""
+    causes = (status.get("details") or {}).get("causes") or ()
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
 
 def _right(event: dict[str, Any]) -> Right:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 import yaml
 
 from grpo_devcluster import cluster
+from grpo_devcluster.controlplane import audit_log
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.install import NAMESPACE, devcluster_values, install_operator
 from grpo_devcluster.paths import KUBECONFIG, REPO
+from grpo_devcluster.rights import refused, used
 from support.jobs import ENDED, STEPS, Start, apply
+
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +28,14 @@ def chart_values() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(chart_values: dict[str, Any]) -> Path:
-    """A running devcluster with the operator in it."""
+def kubeconfig(chart_values: dict[str, Any]) -> Iterator[Path]:
+    """A running devcluster with the operator in it, to which the API server must refuse nothing."""
+    before = sum(1 for _ in audit_log())  # of another run, if the devcluster has been running
     install_operator(KUBECONFIG, chart_values)
-    return KUBECONFIG
+    yield KUBECONFIG
+    log = list(islice(audit_log(), before, None))
+    assert used(log, OPERATOR), "the audit log shows the operator"
+    assert sorted(map(str, refused(log, OPERATOR))) == [], "the operator lacks rights"
 
 
 @pytest.fixture(scope="session")

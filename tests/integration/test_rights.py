@@ -1,34 +1,25 @@
 """The operator with its own account and the chart's roles: it lacks no right, and uses all that it has."""
 
-import base64
 import json
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from grpo_devcluster.certs import PKI
-from grpo_devcluster.controlplane import AUDIT_LOG
-from grpo_devcluster.gobuild import binary
-from grpo_devcluster.install import CHART
+from grpo_devcluster.controlplane import audit_log
 from grpo_devcluster.operator_process import operator_process
 from grpo_devcluster.results import record_from_test
 from grpo_devcluster.rights import Right, granted, refused, used
-from grpo_devcluster.settings import SERVER
 from grpo_operator.api.names import EPOCH_SECRET, MASTER_SECRET
 from grpo_operator.plan.gpu_health.node_state import TAINT
 from support.api_server import WHOLE, Api, lose_controller, running, until
+from support.operator_account import account, roles, token, user, write_kubeconfig
 from support.removal_pods import end, remover
 from support.sick_agents import fall_ill, gpu_job, serving_sick_agent, trainers
 
-RELEASE, NAMESPACE = "ops", "grpo-system"
-USER = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
-KINDS = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # of which none is in its way
+NAMESPACE = "grpo-system"
+USER = user(NAMESPACE)
 # Rights that no request shows.
 JUSTIFIED = {
     # Asked for by the admission plugin OwnerReferencesPermissionEnforcement, which is off by default.
@@ -37,46 +28,17 @@ JUSTIFIED = {
 }
 
 
-def _roles() -> list[dict[str, Any]]:
-    """Return what the chart makes for the operator's account, with all optional rights."""
-    command = [str(binary("helm")), "template", RELEASE, str(CHART), "-n", NAMESPACE]
-    command += ["--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rendered = [found for found in yaml.safe_load_all(done.stdout) if found]
-    objects = [found for found in rendered if found["kind"] in KINDS | POLICIES]
-    # Roles of users are not the operator's.
-    return [o for o in objects if not o["metadata"]["name"].endswith(("-viewer", "-editor"))]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     directory = tmp_path_factory.mktemp("operator")
-    objects = yaml.safe_dump_all(_roles())
-    api.run("create", "namespace", NAMESPACE)
     # Modules before this one leave the Secrets, and then this operator would not need to create them.
     api.ok("delete", "secret", MASTER_SECRET, EPOCH_SECRET, "--ignore-not-found")
-    api.ok("apply", "-n", NAMESPACE, "-f", "-", stdin=objects)
-    token = api.ok("create", "token", RELEASE, "-n", NAMESPACE).strip()
     changes = {"namespace": NAMESPACE, "gpuHealth": {"nodeConditions": True, "taints": True}}
     changes["keys"] = {"overlapSeconds": 5}
-    with operator_process(directory, _kubeconfig(directory, token), changes=changes):
-        yield
-    api.ok("delete", "-n", NAMESPACE, "-f", "-", stdin=objects)
-
-
-def _kubeconfig(directory: Path, token: str) -> Path:
-    authority = base64.b64encode((PKI / "ca.crt").read_bytes()).decode()
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "it", "cluster": {"server": SERVER, "certificate-authority-data": authority}}],
-        "users": [{"name": "it", "user": {"token": token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        "current-context": "it",
-    }
-    path = directory / "own.kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
+    with account(api, NAMESPACE):
+        own = write_kubeconfig(directory / "own.kubeconfig", token(api, NAMESPACE))
+        with operator_process(directory, own, changes=changes):
+            yield
 
 
 def _finish(api: Api, name: str) -> None:
@@ -160,8 +122,8 @@ def _tainted(api: Api, node: str) -> bool:
 
 def test_the_operator_lacks_no_right_and_uses_all_that_it_has() -> None:
     """After the tests above, which use every part of the operator that asks the API server."""
-    log = AUDIT_LOG.read_text().splitlines()
-    rights, needed = granted(_roles()), used(log, USER)
+    log = list(audit_log())
+    rights, needed = granted(roles(NAMESPACE)), used(log, USER)
     assert len(needed) > 20, "the audit log shows the operator"
     assert sorted(map(str, refused(log, USER))) == []
     unused = sorted(map(str, rights - needed - JUSTIFIED))

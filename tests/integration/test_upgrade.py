@@ -1,4 +1,7 @@
-"""Another operator takes over running jobs and pools: newer, with other settings, or older."""
+"""Another operator takes over running jobs and pools: with other settings, or beside older or newer CRDs.
+
+test_older_operator.py runs the code of another release.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from grpo_devcluster.results import record_from_test
 from support.api_server import POOL, WHOLE, Api, Operator, until
 from support.releases import ADDED
+from support.upgrades import (
+    OWNERS,
+    images_of,
+    layout_of,
+    pods_of,
+    replaced,
+    start_job_and_pool,
+    written,
+)
 
 OLD = {"localhost/trainer:test", "localhost/rollout:test"}
 IMAGES = {"trainer": "localhost/trainer:new", "rollout": "localhost/rollout:new"}
@@ -17,97 +28,43 @@ CHART: dict[str, object] = {
     "images": IMAGES | {"pullPolicy": "Always"},
     "podOverlay": {"env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}]},
 }
-OWNERS = {"job": "rl.grpo.dev/job=tiny-moe", "pool": "rl.grpo.dev/rolloutpool=standing"}
 CRD = "grpojobs.rl.grpo.dev"
 BETA = "grpojobs.v1beta1.rl.grpo.dev"
 SCHEMA = "/spec/versions/0/schema/openAPIV3Schema/properties"
 NEWER = (f"{SCHEMA}/spec/properties/{ADDED}", f"{SCHEMA}/status/properties/layout/properties/{ADDED}")
 
 
-def _pods(api: Api, selector: str) -> dict[str, dict[str, Any]]:
-    """Return the running pods by UID."""
-    items = api.get("pods", "-l", selector)["items"]
-    return {p["metadata"]["uid"]: p for p in items if p["status"].get("phase") == "Running"}
-
-
-def _images(pods: dict[str, dict[str, Any]]) -> set[str]:
-    return {container["image"] for pod in pods.values() for container in pod["spec"]["containers"]}
-
-
-def _standing(tiny: dict[str, Any]) -> dict[str, Any]:
-    spec = tiny["spec"]["rollout"]["template"] | {"model": tiny["spec"]["model"]}
-    metadata = {"name": "standing", "namespace": "default"}
-    return {"apiVersion": tiny["apiVersion"], "kind": "RolloutPool", "metadata": metadata, "spec": spec}
-
-
-def _written(api: Api) -> dict[str, str]:
-    """Return the version of each RayCluster and ConfigMap of the old job and pool."""
-    items = [item for label in OWNERS.values() for item in api.get("rayclusters,cm", "-l", label)["items"]]
-    return {i["kind"] + i["metadata"]["name"]: _version(i) for i in items}
-
-
-def _version(item: dict[str, Any]) -> str:
-    # KubeRay writes the status of RayClusters: what counts is the generation and what the operator annotates.
-    meta = item["metadata"]
-    return json.dumps([meta.get("generation"), meta.get("annotations"), item.get("data")])
-
-
-def _start(api: Api, tiny: dict[str, Any]) -> dict[str, set[str]]:
-    """Create the job and the pool, and return the UIDs of their pods when all run."""
-    assert api.apply(tiny).returncode == api.apply(_standing(tiny)).returncode == 0
-    until("the job", lambda: len(_pods(api, OWNERS["job"])) == WHOLE.total(), 60)
-    until("the pool", lambda: len(_pods(api, OWNERS["pool"])) == 3, 60)
-    until("images", lambda: _layout(api).get("images"), 30)
-    until("the pool's", lambda: api.get("rpool", "standing").get("status", {}).get("images"), 30)
-    return {kind: set(_pods(api, label)) for kind, label in OWNERS.items()}
-
-
-def _layout(api: Api, name: str = "tiny-moe") -> dict[str, Any]:
-    return dict(api.get("grpojob", name).get("status", {}).get("layout") or {})
-
-
-def _replaced(api: Api, label: str, before: set[str]) -> dict[str, dict[str, Any]]:
-    """Delete a pod and return the one that replaces it."""
-    api.ok("delete", "pod", next(iter(_pods(api, label).values()))["metadata"]["name"])
-
-    def new() -> dict[str, dict[str, Any]]:
-        return {uid: pod for uid, pod in _pods(api, label).items() if uid not in before}
-
-    return dict(until("another pod", new, 60))
-
-
-def test_an_upgrade_and_a_rollback_leave_pods_and_manifests_alone(
+def test_other_settings_and_a_rollback_leave_pods_and_manifests_alone(
     api: Api, operator: Operator, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(3)
-    uids = _start(api, tiny)
-    before = _written(api)
+    uids = start_job_and_pool(api, tiny)
+    before = written(api)
     operator.restart(**CHART)
     assert api.apply(tiny | {"metadata": {"name": "later"}}).returncode == 0
     later = "rl.grpo.dev/job=later"
-    until("a new job", lambda: len(_pods(api, later)) == WHOLE.total(), 90)
-    assert _images(_pods(api, later)) == NEW, "new jobs get the images of the new chart"
-    changed = {kind: uids[kind] ^ set(_pods(api, label)) for kind, label in OWNERS.items()}
-    record_from_test("reliability", {"upgrade_pods_changed": sum(map(len, changed.values()))})
+    until("a new job", lambda: len(pods_of(api, later)) == WHOLE.total(), 90)
+    assert images_of(pods_of(api, later)) == NEW, "new jobs get the images of the new chart"
+    changed = {kind: uids[kind] ^ set(pods_of(api, label)) for kind, label in OWNERS.items()}
     assert not any(changed.values())
-    assert _written(api) == before, "what runs is not even written"
+    assert written(api) == before, "what runs is not even written"
     for kind, pool in (("job", "trainer"), ("job", "rollout"), ("pool", "rollout")):
-        (pod,) = _replaced(api, f"{OWNERS[kind]},{POOL}={pool}", uids[kind]).values()
-        assert _images({"": pod}) <= OLD
+        (pod,) = replaced(api, f"{OWNERS[kind]},{POOL}={pool}", uids[kind]).values()
+        assert images_of({"": pod}) <= OLD
         container = pod["spec"]["containers"][0]
         assert container["imagePullPolicy"] == "IfNotPresent"
         assert "HTTPS_PROXY" not in {variable["name"] for variable in container["env"]}
     operator.restart()
     assert api.apply(tiny | {"metadata": {"name": "last"}}).returncode == 0
-    until("layout", lambda: _layout(api, "last").get("images", {}).get("trainer") in OLD, 60)
-    assert _written(api) == before and _images(_pods(api, later)) == NEW
+    until("layout", lambda: layout_of(api, "last").get("images", {}).get("trainer") in OLD, 60)
+    assert written(api) == before and images_of(pods_of(api, later)) == NEW
 
 
 def test_a_job_of_an_operator_that_kept_no_images_keeps_those_of_its_ray_cluster(
     api: Api, operator: Operator, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(3)
-    uids = _start(api, tiny)
+    uids = start_job_and_pool(api, tiny)
     operator.process.terminate()
     operator.process.wait(20)
     generation = api.get("raycluster", "tiny-moe")["metadata"]["generation"]
@@ -115,11 +72,11 @@ def test_a_job_of_an_operator_that_kept_no_images_keeps_those_of_its_ray_cluster
     api.ok("patch", "grpojob", "tiny-moe", "--subresource=status", "--type=json", "-p", without)
     api.ok("annotate", "raycluster", "tiny-moe", "rl.grpo.dev/parts-", "rl.grpo.dev/applied-")
     operator.restart(images=IMAGES)
-    until("images", lambda: _layout(api).get("images"), 60)
-    kept = _layout(api)["images"]
+    until("images", lambda: layout_of(api).get("images"), 60)
+    kept = layout_of(api)["images"]
     assert {kept["trainer"], kept["rollout"]} == OLD
-    (pod,) = _replaced(api, f"{OWNERS['job']},{POOL}=trainer", uids["job"]).values()
-    assert _images({"": pod}) <= OLD
+    (pod,) = replaced(api, f"{OWNERS['job']},{POOL}=trainer", uids["job"]).values()
+    assert images_of({"": pod}) <= OLD
     assert api.get("raycluster", "tiny-moe")["metadata"]["generation"] == generation
     operator.restart()
 
@@ -143,13 +100,13 @@ def test_a_running_job_goes_on_with_fields_of_a_newer_operator(
     api: Api, newer_crds: None, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(3)
-    uids = _start(api, tiny)
+    uids = start_job_and_pool(api, tiny)
     newer = json.dumps({"status": {"layout": {ADDED: "settled"}}})
     until(
         "the CRD is served",
         lambda: (
             api.run("patch", "grpojob", "tiny-moe", "--subresource=status", "--type=merge", "-p", newer)
-            and _layout(api).get(ADDED) == "settled"
+            and layout_of(api).get(ADDED) == "settled"
         ),
     )
     api.ok("patch", "grpojob", "tiny-moe", "--type=merge", "-p", json.dumps({"spec": {ADDED: "x"}}))
@@ -157,7 +114,7 @@ def test_a_running_job_goes_on_with_fields_of_a_newer_operator(
     assert f"spec.{ADDED}" in message and "upgrade the operator" in message
     status = api.get("grpojob", "tiny-moe")["status"]
     assert status["phase"] == "Starting" and status["layout"][ADDED] == "settled"
-    assert set(_pods(api, OWNERS["job"])) == uids["job"]
+    assert set(pods_of(api, OWNERS["job"])) == uids["job"]
     config = json.loads(api.get("cm", "tiny-moe-job")["data"]["job.json"])
     assert config["spec"][ADDED] == "x", "the job's image may know it"
     refused = tiny | {"metadata": {"name": "strict"}, "spec": tiny["spec"] | {ADDED: "x"}}
@@ -209,7 +166,7 @@ def test_a_second_version_of_the_api_leaves_jobs_and_manifests_alone(
     api: Api, next_version: None, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(3)
-    uids = _start(api, tiny)
+    uids = start_job_and_pool(api, tiny)
     _store_in(api, 1)
     until("it is stored", lambda: "v1beta1" in api.get("crd", CRD)["status"]["storedVersions"])
     beta = tiny | {"apiVersion": "rl.grpo.dev/v1beta1"}
@@ -218,9 +175,9 @@ def test_a_second_version_of_the_api_leaves_jobs_and_manifests_alone(
     assert api.get("grpojob", "tiny-moe")["metadata"]["generation"] == generation
     api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")
     until("a third engine, by the operator of v1alpha1", lambda: _more(api, uids["job"]), 60)
-    assert set(_pods(api, OWNERS["job"])) >= uids["job"]
+    assert set(pods_of(api, OWNERS["job"])) >= uids["job"]
     assert api.apply(beta | {"metadata": {"name": "beta"}}).returncode == 0
-    until("a layout", lambda: _layout(api, "beta"), 60)
+    until("a layout", lambda: layout_of(api, "beta"), 60)
     old, new = (api.get(kind, "tiny-moe") for kind in ("grpojob", BETA))
     assert old["spec"] == new["spec"] and old["metadata"]["uid"] == new["metadata"]["uid"]
 
@@ -229,14 +186,14 @@ def test_running_jobs_are_looked_after_while_the_crds_are_older(
     api: Api, older_crds: Callable[[], None], operator: Operator, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(3)
-    uids = _start(api, tiny)
+    uids = start_job_and_pool(api, tiny)
     older_crds()
-    until("the older CRD is served", lambda: "images" not in _layout(api))
+    until("the older CRD is served", lambda: "images" not in layout_of(api))
     operator.restart(images=IMAGES)
     until("the scale is applied", lambda: _scaled(api) == 3, 60)
     engines = until("engines", lambda: _more(api, uids["job"]), 60)
-    assert _images(engines) <= OLD
-    assert set(_pods(api, OWNERS["job"])) >= uids["job"]
+    assert images_of(engines) <= OLD
+    assert set(pods_of(api, OWNERS["job"])) >= uids["job"]
     operator.restart()
 
 
@@ -247,4 +204,4 @@ def _scaled(api: Api) -> int:
 
 
 def _more(api: Api, before: set[str]) -> dict[str, dict[str, Any]]:
-    return {uid: pod for uid, pod in _pods(api, OWNERS["job"]).items() if uid not in before}
+    return {uid: pod for uid, pod in pods_of(api, OWNERS["job"]).items() if uid not in before}

@@ -19,7 +19,10 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "content-enc
 
 
 class FaultProxy:
-    """Plain HTTP on a port of its own; its faults are switched from the test's thread."""
+    """Plain HTTP on a port of its own; its faults are switched from the test's thread.
+
+    A client of a kubeconfig with a token sends it along; others are the user of the certificate.
+    """
 
     def __init__(self, kubeconfig: Path, directory: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
@@ -52,6 +55,9 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _close(self) -> None:
+        watches = list(self._watches)  # those of clients that were killed stay open otherwise
+        self._cut()
+        await asyncio.gather(*watches, return_exceptions=True)
         await self._runner.cleanup()
         await self._session.close()
 
@@ -154,6 +160,8 @@ def _client_context(config: dict[str, Any]) -> ssl.SSLContext:
     authority = base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
     context = ssl.create_default_context(cadata=authority)
     user = config["users"][0]["user"]
+    if "token" in user:
+        return context
     with tempfile.NamedTemporaryFile() as pair:
         for key in ("client-certificate-data", "client-key-data"):
             pair.write(base64.b64decode(user[key]) + b"\n")
@@ -166,5 +174,6 @@ def _point_at(config: dict[str, Any], port: int, target: Path) -> None:
     cluster = {"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{port}"}}
     context = {"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}
     made = config | {"clusters": [cluster], "contexts": [context], "current-context": "proxy"}
-    made["users"] = [{"name": "proxy", "user": {}}]
+    user = config["users"][0]["user"]
+    made["users"] = [{"name": "proxy", "user": {key: user[key] for key in user if key == "token"}}]
     target.write_text(yaml.safe_dump(made))

@@ -41,5 +41,9 @@ class JobConfig(Message):
     resumes: int = 0
 
     def wire(self) -> dict[str, Any]:
-        """Return the content of job.json, without unset values: the spec is that of the manifest."""
-        return with_unknown(self, self.model_dump(by_alias=True, mode="json", exclude_none=True))
+        """Return the content of job.json, without unset values: the spec is that of the manifest.
+
+        Neither has it what a release without the field would not write for the same job.
+        """
+        data = with_unknown(self, self.model_dump(by_alias=True, mode="json", exclude_none=True))
+        return {name: value for name, value in data.items() if name != "resumes" or value}

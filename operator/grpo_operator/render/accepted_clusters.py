@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.weight_path import WeightPath
@@ -12,6 +14,7 @@ from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.config_map import owned_pool_spec
 from grpo_operator.render.kept_parts import Parts, kept_record, parts_of, with_parts
+from grpo_operator.render.metadata import covers
 from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
 from grpo_operator.settings import OperatorSettings
 
@@ -54,8 +57,7 @@ class JobSources:
         """Return them as JSON-compatible data, without what changes no pod."""
         left_out = _SIZES | _OF_POOLS if self.own else _SIZES
         engines = {name: value for name, value in self.engines.wire().items() if name not in left_out}
-        spec = self.spec.model_copy(update={"suspend": False}).wire()
-        return {"spec": spec, "engines": engines, "own": self.own} | self.places.wire()
+        return {"spec": _running(self.spec), "engines": engines, "own": self.own} | self.places.wire()
 
     @classmethod
     def read(cls, data: Parts) -> "JobSources":
@@ -69,12 +71,13 @@ class AcceptedJob(NamedTuple):
     """RayCluster of an accepted job. ``path``: of its weights.
 
     ``pool``: spec of its own RolloutPool, if it has one. It is not rendered again either: that would undo
-    what users have scaled.
+    what users have scaled. ``spec``: of the job, for its pods.
     """
 
     cluster: RayCluster
     path: WeightPath
     pool: dict[str, Any] | None
+    spec: Parts
 
 
 def accepted_job(
@@ -93,7 +96,28 @@ def accepted_job(
     cluster, parts = render(sources)
     record = kept_record(sources.wire(), parts, seen, lambda data: render(JobSources.read(data))[1])
     path = WeightPath.model_validate(record.parts[_PATH])
-    return AcceptedJob(with_parts(cluster, record), path, record.parts[_POOL])
+    spec = _as_recorded(_running(sources.spec), record.made_of["spec"])
+    return AcceptedJob(with_parts(cluster, record), path, record.parts[_POOL], spec)
+
+
+def _running(spec: GRPOJobSpec) -> Parts:
+    return spec.model_copy(update={"suspend": False}).wire()
+
+
+def _as_recorded(spec: Parts, recorded: Parts) -> Parts:
+    """Return the recorded form of the spec unless it says something else.
+
+    The release that recorded it may have completed it with more defaults or fewer. Of fields that this
+    release does not know, only those of ``spec`` are compared: it lacks the others' defaults.
+    """
+    if spec == recorded:
+        return spec
+    try:
+        now, then = (GRPOJobSpec.model_validate(data, extra="ignore") for data in (spec, recorded))
+        same = now == then and covers(GRPOJobSpec.of_any_release(recorded).wire(), spec)
+    except ValidationError:
+        same = False
+    return recorded if same else spec
 
 
 def accepted_pool_cluster(

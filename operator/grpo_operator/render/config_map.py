@@ -23,11 +23,12 @@ def job_config_map(
     *,
     fork_from: str | None = None,
     resumes: int = 0,
+    accepted: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the ConfigMap with job.json. ``rollout_service``: name of the service of ``pool``.
 
     ``path``: that of the weights; None: as this operator chooses it. ``fork_from``, ``resumes``: see
-    JobConfig.
+    JobConfig. ``accepted``: form of the spec that is written; None: that of this release.
     """
     meta = job["metadata"]
     name, namespace = meta["name"], meta["namespace"]
@@ -48,11 +49,12 @@ def job_config_map(
         fork_from=fork_from,
         resumes=resumes,
     )
+    content = config.wire() | ({} if accepted is None else {"spec": accepted})
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(job, names.job_config(name)),
-        "data": {"job.json": json.dumps(config.wire(), sort_keys=True)},
+        "data": {"job.json": json.dumps(content, sort_keys=True)},
     }
 
 

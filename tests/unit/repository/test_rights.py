@@ -31,6 +31,14 @@ def test_an_apply_that_creates_its_object_uses_both_verbs() -> None:
     assert used([line(apply, 201)], USER) == {apply, apply._replace(verb="create")}
 
 
+def test_a_namespace_that_is_being_deleted_refuses_no_right() -> None:
+    event = json.loads(line(Right("", "configmaps", "patch"), 403))
+    event["responseStatus"]["details"] = {"causes": [{"reason": "NamespaceTerminating"}]}
+    assert refused([json.dumps(event)], USER) == set()
+    event["responseStatus"]["details"] = {"causes": [{"reason": "FieldValueInvalid"}]}
+    assert refused([json.dumps(event)], USER) == {Right("", "configmaps", "patch")}
+
+
 def test_requests_for_no_resource_and_unanswered_ones_need_no_right() -> None:
     version = {"user": {"username": USER}, "verb": "get", "responseStatus": {"code": 200}}
     unanswered = {"user": {"username": USER}, "verb": "get", "objectRef": {"resource": "pods"}}

@@ -286,6 +286,7 @@ class JobReconciler:
         config = config_map.job_config_map(
             job, spec, service, engines.pool, accepted.path,
             fork_from=source.folder if source else None, resumes=resumption.times(job, spec),
+            accepted=accepted.spec,
         )  # fmt: skip
         budget = policies.trainer_budget(job, spec)
         children = [("configmaps", config), ("poddisruptionbudgets", budget)]

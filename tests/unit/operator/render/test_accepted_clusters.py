@@ -1,5 +1,7 @@
 """Another operator leaves the pods of accepted jobs and pools as they are."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,9 +43,10 @@ class Rendered:
         pool = pool_of(spec)
         seen: str | None = live.record if live else None
         sources = JobSources(spec, pool, True, places or Places())
-        cluster, path, own = accepted_job(manifest, sources, settings, False, seen)
+        cluster, path, own, accepted = accepted_job(manifest, sources, settings, False, seen)
         self.cluster, self.pool = cluster.wire(), own or {}
-        self.config = job_config_map(manifest, spec, "engines", pool, path)["data"]["job.json"]
+        config = job_config_map(manifest, spec, "engines", pool, path, accepted=accepted)
+        self.config = config["data"]["job.json"]
         self.record: str | None = self.cluster["metadata"]["annotations"][PARTS_ANNOTATION]
 
     @property
@@ -86,7 +89,8 @@ def test_another_release_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_release_with_more_defaults_changes_nothing_and_so_does_one_with_fewer() -> None:
     live = Rendered(job(), A)
     made_of, parts, _ = Record.read(live.record) or pytest.fail("no record")
-    older = {key: value for key, value in made_of["spec"].items() if key not in ("restartPolicy", "seed")}
+    unset = ("restartPolicy", "cleanupPolicy")
+    older = {key: value for key, value in made_of["spec"].items() if key not in unset}
     newer = made_of["spec"] | {ADDED: 1, "trainer": made_of["spec"]["trainer"] | {ADDED: {"of": 1}}}
     parts["rolloutPool"].pop("resources")  # as if this release had added it, with a default
     for spec in (older, newer):
@@ -95,6 +99,28 @@ def test_a_release_with_more_defaults_changes_nothing_and_so_does_one_with_fewer
         assert then.record == live.record, "nothing is written"
         assert then.pool == parts["rolloutPool"], "users may have scaled the pool"
         assert then.template("trainer") == live.template("trainer")
+        assert json.loads(then.config) == json.loads(live.config) | {"spec": spec}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec | {"totalSteps": 99},
+        lambda spec: spec | {ADDED: 2},
+        lambda spec: {key: value for key, value in spec.items() if key != "seed"},
+    ],
+)
+def test_a_changed_spec_reaches_the_pods_of_a_job_of_another_release(
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    manifest = job() | {"spec": job()["spec"] | {"seed": 7}}
+    live = Rendered(manifest, A)
+    made_of, parts, _ = Record.read(live.record) or pytest.fail("no record")
+    live.record = Record.of(made_of | {"spec": made_of["spec"] | {ADDED: 1}}, parts).text
+    spec = json.loads(Rendered(manifest, B, live).config)["spec"]
+    assert (spec["seed"], spec[ADDED]) == (7, 1), "the form of that release"
+    changed = manifest | {"spec": change(manifest["spec"])}
+    assert Rendered(changed, B, live).config == Rendered(changed, B).config
 
 
 def test_engines_are_scaled_with_the_pods_that_they_have() -> None:
