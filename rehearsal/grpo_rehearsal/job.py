@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from grpo_operator.api import manifest_yaml
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.names import ROLLOUT, TRAINER, owner_of
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -60,7 +59,7 @@ def read_job(
 
     Raises ValueError, RefusedError or ValidationError that names the problem.
     """
-    documents = [document for document in yaml.safe_load_all(manifest.read_text()) if document]
+    documents = [document for document in manifest_yaml.load_all(manifest.read_text()) if document]
     jobs = [document for document in documents if document.get("kind") == "GRPOJob"]
     if not jobs:
         raise ValueError(f"{manifest} contains no object of kind GRPOJob")

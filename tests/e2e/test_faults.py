@@ -1,6 +1,8 @@
 """One run with every fault must end with the same weights as an undisturbed run."""
 
+import asyncio
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from grpo_devcluster.install import NAMESPACE
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import record_from_test
-from grpo_operator.client import GRPOClient
+from grpo_operator.client import AsyncGRPOClient
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.samples.reader import samples as samples_of
@@ -89,15 +91,18 @@ def test_a_killed_training_pod_restarts_the_gang_and_only_that_pod_is_replaced(j
 
 def test_users_read_metrics_status_logs_and_the_page_of_the_job(job: JobView, tmp_path: Path) -> None:
     wait_step(job, 9)
-    frame = GRPOClient("default", kubeconfig=str(KUBECONFIG)).metrics_frame(job.name)
+    client = AsyncGRPOClient("default", kubeconfig=str(KUBECONFIG))
+    frame = asyncio.run(client.metrics_frame(job.name))
     written = load(job.store())
     assert list(frame.index[:8]) == list(range(1, 9))
     assert list(frame["actor/loss"][:8]) == [record["actor/loss"] for record in written[:8]]
-    assert "step 8: reward" in _grpo("logs", job.name, "--tail=-1")
+    assert re.search(r"step 8: reward -?\d\.\d+ with weights v7, ", _grpo("logs", job.name, "--tail=-1"))
     assert _grpo("metrics", job.name, "actor/loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
     shown = _grpo("samples", job.name, "--step=8", "--order=-score", "--limit=1000", "-o", "json")
     samples = [sample for sample in json.loads(shown)["items"] if not sample["dropped"]]
     assert sorted(sample["uid"] for sample in samples) == sorted(_consumed(job, 8))
+    frame = asyncio.run(client.samples_frame(job.name, step=8))
+    assert sorted(frame["uid"][~frame["dropped"].astype(bool)]) == sorted(_consumed(job, 8))
     assert samples[0]["score"] == max(sample["score"] for sample in samples) and samples[0]["answer"]
     _grpo("ui", job.name, "-o", str(tmp_path / "run.html"))
     assert '"name":"actor/loss"' in (tmp_path / "run.html").read_text()

@@ -1,5 +1,6 @@
 """A job's status names why its pods do not run, as soon as kubelet or scheduler know it."""
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from grpo_devcluster.results import record_from_test
 from support.jobs import Start
 
 pytestmark = pytest.mark.slow  # jobs that cannot run, one after the other: four minutes
-# Seconds from the creation of the job. The recorded figure is at most 30; in a run of all tests the cores may
-# be busy.
-LIMIT = 90.0
+# Seconds from the creation of the job. In a run of all tests the cores may be busy, but a recorded figure is
+# one of a quiet machine.
+LIMIT, PROMISED = 90.0, 30.0
 Spec = dict[str, Any]
 
 
@@ -60,17 +61,20 @@ REASONS: dict[str, tuple[Callable[[Spec], None], str]] = {
 
 def test_reasons_of_pods_are_named_in_time(start: Start) -> None:
     seconds = {name: _named(start, name, change, wanted) for name, (change, wanted) in REASONS.items()}
-    named = [value for value in seconds.values() if value <= LIMIT]
     print(seconds, flush=True)
+    named = [value for value in seconds.values() if value <= LIMIT]
+    slowest = max(seconds.values())
+    assert len(named) == len(REASONS), seconds
     record_from_test(
         "experience",
         {
-            "pod_reasons": len(REASONS),
             "pod_reasons_named": len(named),
-            "seconds_to_reason_max": round(max(seconds.values()), 1),
+            "pod_reasons_named_of": len(REASONS),
+            "seconds_to_reason_max": round(slowest, 1),
         },
     )
-    assert len(named) == len(REASONS), seconds
+    if os.environ.get("GRPO_RECORD") == "1":
+        assert slowest <= PROMISED, f"{seconds}: record it on a quiet machine, or correct what is promised"
 
 
 def _named(start: Start, name: str, change: Callable[[Spec], None], wanted: str) -> float:

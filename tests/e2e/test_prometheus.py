@@ -13,7 +13,7 @@ from grpo_devcluster.install import CHART, install_operator
 from grpo_devcluster.results import record_from_test
 from support.faults import kill_rank, report, until, wait_step
 from support.jobs import Start
-from support.prometheus import Prometheus, prometheus, prometheus_operator
+from support.prometheus import RELEASE, Prometheus, prometheus, prometheus_operator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 MONITORS = {
@@ -37,8 +37,8 @@ def server(
     kubeconfig: Path, chart_values: dict[str, Any], job: JobView, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
     with prometheus_operator():
-        monitored = {"metrics": {"podMonitor": True, "prometheusRule": True, "dashboards": True}}
-        install_operator(kubeconfig, chart_values | monitored)
+        shown = {"podMonitor": True, "prometheusRule": True, "dashboards": True, "labels": RELEASE}
+        install_operator(kubeconfig, chart_values | {"metrics": shown})
         with prometheus(tmp_path_factory.mktemp("prometheus"), len(MONITORS)) as server:
             yield server
 

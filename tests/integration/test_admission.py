@@ -1,9 +1,11 @@
 """Bad input: refused at apply, or reported within 5 s; never a pod."""
 
+import json
 import time
 from typing import Any
 
 import pytest
+import yaml
 
 from support.api_server import Api, manifests, until
 
@@ -25,6 +27,11 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("trainer.nodes", 3, ["spec.trainer", "multiple of tensor x pipeline x context"]),
         ("trainer.colour", "red", ['unknown field "spec.trainer.colour"']),
         ("trainer.nodes", -2, ["spec.trainer.nodes", "-2", "greater than or equal to 1"]),
+        ("trainer.nodes", "2", ["spec.trainer.nodes", "must be of type integer"]),
+        ("trainer.optimizer", {"lr": "0.1"}, ["spec.trainer.optimizer.lr", "must be of type number"]),
+        ("suspend", "true", ["spec.suspend", "must be of type boolean"]),
+        ("suspend", 1, ["spec.suspend", "must be of type boolean"]),
+        ("algorithm.stopTokenIds", [1, "2"], ["spec.algorithm.stopTokenIds[1]", "must be of type integer"]),
         ("totalSteps", 0, ["spec.totalSteps", "greater than or equal to 1"]),
         ("model.path", None, ["spec.model.path", "Required value"]),
         ("model.path", "some/where", ["spec.model.path", "some/where", "should match"]),
@@ -94,6 +101,16 @@ def test_an_infeasible_job_is_stalled_and_has_no_pod(
         assert text in condition["message"]
     time.sleep(2)
     assert api.get("pods", "-A")["items"] == [] and api.get("rayclusters", "-A")["items"] == []
+
+
+def test_a_critic_gets_its_own_learning_rate_from_the_api_server(api: Api, tiny: dict[str, Any]) -> None:
+    critic = {"optimizer": {"weightDecay": 0.1}}
+    tiny["spec"]["algorithm"] |= {"advEstimator": "gae", "critic": critic}
+    tiny["spec"]["trainer"]["optimizer"] = {"weightDecay": 0.1}
+    manifest = yaml.safe_dump(tiny)
+    stored = json.loads(api.ok("apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=manifest))["spec"]
+    assert stored["algorithm"]["critic"]["optimizer"]["lr"] == 1e-5
+    assert stored["trainer"]["optimizer"]["lr"] == 1e-6
 
 
 def test_immutable_fields_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> None:

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.paths import KUBECONFIG
+from grpo_devcluster.paths import KUBECONFIG, REPO
 from support.api_server import WHOLE, Api, lose_controller, running, until
 
 
@@ -18,16 +19,23 @@ from support.api_server import WHOLE, Api, lose_controller, running, until
 def plugin(tmp_path: Path) -> Path:
     """Return a folder for the PATH with kubectl and the plugin, as pip installs it."""
     (tmp_path / "kubectl").symlink_to(binary("kubectl"))
-    script = tmp_path / "kubectl-grpo"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m grpo_operator.cli.kubectl.main "$@"\n')
-    script.chmod(0o755)
+    scripts = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]
+    for name in ("kubectl-grpo", "kubectl_complete-grpo"):
+        module = scripts[name].partition(":")[0]
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        script.chmod(0o755)
     return tmp_path
 
 
 def _grpo(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _kubectl(plugin, "grpo", *arguments)
+
+
+def _kubectl(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = f"{plugin}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "KUBECONFIG": str(KUBECONFIG)}
-    command = [str(plugin / "kubectl"), "grpo", *arguments]
+    command = [str(plugin / "kubectl"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -76,6 +84,26 @@ def test_errors_name_what_is_wrong_and_leave_everything_as_it_is(
         assert done.returncode == 1 and text in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
     assert not api.exists("grpojob", "second")
+
+
+def test_kubectl_completes_commands_and_names(api: Api, plugin: Path, tiny: dict[str, Any]) -> None:
+    """``kubectl __complete`` is what shells call for a press of the tabulator."""
+    tiny["spec"]["suspend"] = True
+    assert api.apply(tiny).returncode == 0
+
+    def completed(*words: str) -> tuple[list[str], str]:
+        done = _kubectl(plugin, "__complete", "grpo", *words)
+        assert done.returncode == 0, done.stderr
+        *found, directive = done.stdout.splitlines()
+        return [line.partition("\t")[0] for line in found], directive
+
+    commands, directive = completed("")
+    assert {"status", "logs", "plan", "doctor"} <= set(commands) and directive == ":4"
+    assert completed("sta") == (["status"], ":4")
+    assert completed("status", "") == (["tiny-moe"], ":4")
+    assert completed("logs", "-n", "kube-system", "") == ([], ":4")
+    assert "kube-system" in completed("status", "--namespace", "")[0]
+    assert completed("plan", "") == ([], ":0"), "files"
 
 
 def test_doctor_finds_what_a_cluster_lacks(api: Api, plugin: Path, fake_nodes: Any) -> None:

@@ -21,6 +21,8 @@ from support.engine_server import free_port
 from support.faults import until
 
 _NAMESPACE, _NAME = "monitoring", "test"
+# kube-prometheus-stack selects the PodMonitors and rules that have the label of its own release.
+RELEASE = {"release": "stack"}
 _OF_ITS_POD = {"SHARD": "0", "POD_NAME": f"prometheus-{_NAME}-0"}
 _OBJECTS = f"""\
 apiVersion: v1
@@ -32,9 +34,9 @@ kind: Prometheus
 metadata: {{name: {_NAME}, namespace: {_NAMESPACE}}}
 spec:
   replicas: 0  # its configuration is what counts; the server runs beside the cluster
-  podMonitorSelector: {{}}
+  podMonitorSelector: {{matchLabels: {json.dumps(RELEASE)}}}
   podMonitorNamespaceSelector: {{}}
-  ruleSelector: {{}}
+  ruleSelector: {{matchLabels: {json.dumps(RELEASE)}}}
   ruleNamespaceSelector: {{}}
   evaluationInterval: 5s
 """
@@ -87,7 +89,7 @@ def prometheus_operator() -> Iterator[None]:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, monitors: int) -> Iterator[Prometheus]:
-    """Run Prometheus with the configuration that the operator makes of all PodMonitors and rules.
+    """Run Prometheus with the configuration that the operator makes of the PodMonitors and rules of RELEASE.
 
     ``monitors``: number of PodMonitors that the configuration must have.
     """

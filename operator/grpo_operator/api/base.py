@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from grpo_operator.api.json_types import check_numbers, number_fields
 from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.unknown_fields import with_unknown
 
@@ -21,12 +22,27 @@ class Model(BaseModel):
 
     ``rules`` and ``update_rules`` become ``x-kubernetes-validations`` in the CRD. ``rules`` are also
     checked whenever a model is built, so that the API server, the command line and the controller
-    accept the same specs.
+    accept the same specs. For the same reason texts are no numbers, unless ``from_text`` is set: then the
+    fields come from a text.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[Rule[Any], ...]] = ()
     update_rules: ClassVar[tuple[UpdateRule, ...]] = ()
+    from_text: ClassVar[bool] = False
+    _numbers: ClassVar[dict[str, type]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._numbers = {} if cls.from_text else number_fields(cls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_numbers(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            check_numbers(data, cls._numbers)
+        return data
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from grpo_operator.api import manifest_yaml
 from grpo_operator.api.errors import describe
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
@@ -73,7 +74,7 @@ def _rehearse(arguments: list[str]) -> int:
 def _read(path: Path) -> tuple[list[_Named], dict[str, dict[str, Any]]]:
     """Return (name, spec) of each GRPOJob, and the specs of the RolloutPools by name."""
     try:
-        documents = [d for d in yaml.safe_load_all(path.read_text()) if d]
+        documents = [d for d in manifest_yaml.load_all(path.read_text()) if d]
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from error
     jobs = _of_kind(documents, "GRPOJob")

@@ -8,6 +8,7 @@ from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.cli.step_report import step_as_data, step_as_table
+from grpo_operator.cli.units import binary_size, count, duration, size
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.deadlines import completed_deadlines
 from grpo_operator.plan.planner.model import parameters
@@ -53,7 +54,8 @@ def as_data(
         }
         for stage in plan.stages
     ]
-    data["usable_per_gpu"] = plan.training.gpu.usable
+    if spec.trainer.device is Device.CUDA:
+        data["usable_per_gpu"] = plan.training.gpu.usable
     data["checkpoint"] = _checkpoint(spec, plan, store_speed)
     data["sync"] = _sync(spec, pool, plan)
     if plan.engine_memory is not None:
@@ -77,17 +79,21 @@ def _pools(spec: GRPOJobSpec, pool: RolloutTemplate) -> dict[str, Any]:
     return {
         "trainer": {
             "nodes": trainer.nodes,
-            "gpus": trainer.world,
-            "gpu_type": trainer.gpu_type,
             "spare_nodes": trainer.spare_nodes,
+            **_devices(trainer.device, trainer.world, trainer.gpu_type),
         },
         "rollout": {
             "engines": pool.replicas,
             "nodes": pool.replicas * engine.nodes_per_engine,
-            "gpus": pool.replicas * engine.tensor_parallel,
-            "gpu_type": engine.gpu_type,
+            **_devices(engine.device, pool.replicas * engine.tensor_parallel, engine.gpu_type),
         },
     }
+
+
+def _devices(device: Device, ranks: int, gpu_type: str) -> dict[str, Any]:
+    """Return the ranks of a pool, and its GPUs where it has any."""
+    found: dict[str, Any] = {"device": str(device), "ranks": ranks}
+    return found | ({"gpus": ranks, "gpu_type": gpu_type} if device is Device.CUDA else {})
 
 
 def _resources(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, Any]:
@@ -127,6 +133,7 @@ def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[st
 
 
 def _sync(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, float]:
+    """Return the bytes of a weight update, and on GPUs its shortest time."""
     assert plan.model is not None
     engine = pool.engine
     network = GPUS[engine.gpu_type].network
@@ -134,21 +141,21 @@ def _sync(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, 
         plan.model, plan.layout, plan.engine, pool.replicas, network, engine.gpus_per_node,
         spec.model.multi_token_prediction,
     )  # fmt: skip
-    return {
+    sent: dict[str, float] = {
         "version_bytes": bound.version_bytes,
         "received_bytes": bound.received_bytes,
-        "lower_bound_seconds": bound.seconds,
     }
+    return sent | ({"lower_bound_seconds": bound.seconds} if engine.device is Device.CUDA else {})
 
 
 def as_table(data: dict[str, Any]) -> str:
     """Return the plan as a table for people."""
     trainer, rollout = data["pools"]["trainer"], data["pools"]["rollout"]
     lines = [
-        f"training pool   {trainer['nodes']} nodes, {trainer['gpus']} x {trainer['gpu_type']}"
-        + (f", and {trainer['spare_nodes']} spare nodes" if trainer["spare_nodes"] else ""),
-        f"rollout pool    {rollout['engines']} engines on {rollout['nodes']} nodes, "
-        f"{rollout['gpus']} x {rollout['gpu_type']}{_SHARED if data['mode'] == 'colocated' else ''}",
+        f"training pool   {count(trainer['nodes'], 'node')}, {_processors(trainer)}"
+        + (f", and {count(trainer['spare_nodes'], 'spare node')}" if trainer["spare_nodes"] else ""),
+        f"rollout pool    {count(rollout['engines'], 'engine')} on {count(rollout['nodes'], 'node')}, "
+        f"{_processors(rollout)}{_SHARED if data['mode'] == 'colocated' else ''}",
         f"layout          {data['layout']} ({data['reason']})",
         f"recomputation   {data['recompute']}",
         f"offloading      {data['offload']}",
@@ -158,34 +165,47 @@ def as_table(data: dict[str, Any]) -> str:
     ]
     if not data["stages"]:
         return "\n".join([*lines, "memory          unknown: set spec.model.architecture"])
-    columns = ("weights", "gradients", "optimizer", "activations", "other", "total")
-    lines += ["", "GB per GPU" + " " * 6 + "layers" + "".join(f"{name:>13}" for name in columns)]
-    lines += [
-        f"  stage {stage['stage'] + 1:<8}{stage['layers']:>6}"
-        + "".join(f"{stage[name] / 1e9:>13.1f}" for name in columns)
-        for stage in data["stages"]
-    ]
-    lines += [f"  usable {' ' * 13}{' ' * 13 * 5}{data['usable_per_gpu'] / 1e9:>13.1f}", ""]
+    lines += ["", *_memory(data), ""]
     if "engine" in data:
         engine = data["engine"]
         lines.append(
-            f"engine          {engine['weights'] / 1e9:.1f} GB of weights, {engine['kv_cache'] / 1e9:.1f} GB "
+            f"engine          {size(engine['weights'])} of weights, {size(engine['kv_cache'])} "
             f"of KV cache per GPU: {engine['kv_tokens']} tokens per replica, {engine['wanted_tokens']} needed"
         )
     checkpoint, sync = data["checkpoint"], data["sync"]
+    lines.append(f"checkpoint      {size(checkpoint['bytes'])}, {duration(checkpoint['seconds'])} to write")
+    bound = sync.get("lower_bound_seconds")
     lines.append(
-        f"checkpoint      {checkpoint['bytes'] / 1e12:.2f} TB, {checkpoint['seconds']:.0f} s to write"
-    )
-    lines.append(
-        f"weight sync     {sync['version_bytes'] / 1e9:.0f} GB per version, "
-        f"{sync['received_bytes'] / 1e12:.2f} TB into the engines, "
-        f"at least {sync['lower_bound_seconds']:.2f} s"
+        f"weight sync     {size(sync['version_bytes'])} per version, {size(sync['received_bytes'])} "
+        "into the engines" + (f", at least {duration(bound)}" if bound is not None else "")
     )
     if "host" in data:
         lines += _host(data["host"])
     if "step" in data:
         lines += ["", *step_as_table(data["step"])]
     return "\n".join(lines)
+
+
+def _processors(pool: dict[str, Any]) -> str:
+    return f"{pool['gpus']} x {pool['gpu_type']}" if "gpus" in pool else count(pool["ranks"], "CPU rank")
+
+
+def _memory(data: dict[str, Any]) -> list[str]:
+    """Return the table of the training ranks' memory, in a unit that suits the largest stage."""
+    columns = ("weights", "gradients", "optimizer", "activations", "other", "total")
+    usable = data.get("usable_per_gpu")
+    small = max(stage["total"] for stage in data["stages"]) < 1e9
+    unit, factor = ("MB", 1e6) if small else ("GB", 1e9)
+    title = f"{unit} per {'rank' if usable is None else 'GPU'}"
+    lines = [f"{title:<16}layers" + "".join(f"{name:>13}" for name in columns)]
+    lines += [
+        f"  stage {stage['stage'] + 1:<8}{stage['layers']:>6}"
+        + "".join(f"{stage[name] / factor:>13.1f}" for name in columns)
+        for stage in data["stages"]
+    ]
+    if usable is not None:
+        lines.append(f"  usable {' ' * 13}{' ' * 13 * 5}{usable / factor:>13.1f}")
+    return lines
 
 
 def _requests(resources: dict[str, Any]) -> list[str]:
@@ -216,14 +236,14 @@ def _limits(deadlines: dict[str, Any]) -> str:
 
 
 def _host(host: dict[str, int]) -> list[str]:
-    """Return the lines about host memory, in GiB."""
-    size = {name: f"{amount / 2**30:.0f} GiB" for name, amount in host.items()}
+    """Return the lines about host memory."""
+    amount = {name: binary_size(given) for name, given in host.items()}
     names = ("moved", "saving", *(["exporting"] if host["exporting"] else []), "copies", "staged")
-    parts = ", ".join(f"{name} {size[name]}" for name in names)
+    parts = ", ".join(f"{name} {amount[name]}" for name in names)
     trainer, rollout = (f"{host[name] / 2**20:,.0f} MiB" for name in ("trainer_agent", "agent"))
     return [
-        f"host memory     training pod {size['trainer']} ({parts}), /dev/shm {size['shared']}",
-        f"                engine's pod {size['engine']}, controller {size['controller']}, "
-        f"head {size['head']}",
+        f"host memory     training pod {amount['trainer']} ({parts}), /dev/shm {amount['shared']}",
+        f"                engine's pod {amount['engine']}, controller {amount['controller']}, "
+        f"head {amount['head']}",
         f"                agents: of a training pod {trainer}, of an engine {rollout}",
     ]

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from grpo_operator.cli.units import duration
 from grpo_operator.plan.planner.step.cost import StepModel
 
 _TEXTS = {
@@ -58,8 +59,8 @@ def step_as_table(data: dict[str, Any]) -> list[str]:
         "update_actor": _parts(data["update"]) + " in each optimizer step",
     }
     lines = [
-        f"expected step   {data['seconds']:.0f} s, {data['gpu_hours']:.1f} GPU-hours for "
-        f"{_count(data['tokens'])}"
+        f"expected step   {duration(data['seconds'])}, {_hours(data['gpu_hours'])} GPU-hours for "
+        f"{_tokens(data['tokens'])}"
     ]
     if data["overlapped"]:
         lines[0] += "; generation and training overlap"
@@ -84,5 +85,9 @@ def _parts(cost: dict[str, float]) -> str:
     return ", ".join(terms) + " s"
 
 
-def _count(tokens: float) -> str:
-    return f"{tokens / 1e6:.1f} M tokens"
+def _hours(hours: float) -> str:
+    return f"{hours:.1f}" if hours >= 0.1 else f"{hours:.2g}"
+
+
+def _tokens(number: float) -> str:
+    return f"{number / 1e6:.1f} M tokens" if number >= 1e5 else f"{number:.0f} tokens"

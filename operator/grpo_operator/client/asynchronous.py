@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.client.job import Job
+from grpo_operator.client.samples_command import SampleOptions
 from grpo_operator.client.synchronous import GRPOClient
 
 
@@ -55,8 +56,11 @@ class AsyncGRPOClient:
     async def metrics(self, name: str, *, last: int | None = None) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self._client.metrics, name, last=last)
 
-    async def samples(self, name: str, **options: Any) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._client.samples, name, **options)
-
     async def metrics_frame(self, name: str, *, last: int | None = None) -> Any:
         return await asyncio.to_thread(self._client.metrics_frame, name, last=last)
+
+    async def samples(self, name: str, **options: Unpack[SampleOptions]) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._client.samples, name, **options)
+
+    async def samples_frame(self, name: str, **options: Unpack[SampleOptions]) -> Any:
+        return await asyncio.to_thread(self._client.samples_frame, name, **options)

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from grpo_operator.api import manifest_yaml
+
 _OF_ONE_JOB = ("suspend", "managedBy")  # fields that a fork does not take over
 _KEPT_METADATA = ("namespace", "labels")
 
@@ -35,7 +37,7 @@ def parsed(change: str) -> tuple[str, Any]:
     if not equals or not all(path.split(".")):
         raise ValueError(f"{change}: write PATH=VALUE, such as trainer.optimizer.lr=5e-7")
     try:
-        return path, _number_or(yaml.safe_load(text))
+        return path, manifest_yaml.load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{change}: {text} is not YAML: {error}") from error
 
@@ -48,13 +50,3 @@ def _set(spec: dict[str, Any], path: str, value: Any) -> None:
         if not isinstance(inner, dict):
             raise ValueError(f"{path}: spec.{'.'.join(names[: number + 1])} has no fields below it")
     inner[names[-1]] = value
-
-
-def _number_or(value: Any) -> Any:
-    """Return a number for a text that YAML 1.1 does not take for one, such as 5e-7."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value

@@ -1,6 +1,19 @@
 """Command that prints samples in the pod of a controller (pure)."""
 
+from typing import TypedDict
+
 _PROGRAM = ("python3", "-m", "grpo_worker.controller.show_samples")
+
+
+class SampleOptions(TypedDict, total=False):
+    """Which samples are wanted; see ``GRPOClient.samples``."""
+
+    step: int | None
+    prompt: int | None
+    limit: int | None
+    tokens: bool
+    validation: bool
+    of: str | None
 
 
 def samples_command(

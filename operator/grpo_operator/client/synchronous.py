@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 from kubernetes import client, config, stream, watch
 from kubernetes.config.config_exception import ConfigException
@@ -16,7 +16,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.client.fork_manifest import fork
 from grpo_operator.client.job import Job, JobFailedError
 from grpo_operator.client.resumption import resumption
-from grpo_operator.client.samples_command import samples_command
+from grpo_operator.client.samples_command import SampleOptions, samples_command
 
 _PLURAL = "grpojobs"
 _WATCH_SECONDS = 60  # length of one watch; the next one begins with the state that was missed
@@ -148,8 +148,8 @@ class GRPOClient:
         )
         return self._read(name, "samples", lambda _: command)
 
-    def samples_frame(self, name: str, **options: Any) -> Any:
-        """Return ``samples`` as a pandas.DataFrame. Needs pandas."""
+    def samples_frame(self, name: str, **options: Unpack[SampleOptions]) -> Any:
+        """Return ``samples``, with its options, as a pandas.DataFrame. Needs pandas."""
         import pandas
 
         return pandas.DataFrame(self.samples(name, **options))

@@ -30,9 +30,16 @@ def step_line(step: int, metrics: Mapping[str, float]) -> str:
     times = {name: metrics.get(f"timing_s/{key}", 0.0) for name, key in _PHASES.items()}
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items() if seconds >= 0.05)
     return (
-        f"step {step}: reward {metrics['critic/score/mean']:.3f}, {metrics['timing_s/step']:.1f} s"
-        f"{f' ({phases})' if phases else ''}, {metrics['perf/throughput']:.0f} tokens/s and GPU"
+        f"step {step}: reward {metrics['critic/score/mean']:.3f} with weights {_versions(metrics)}, "
+        f"{metrics['timing_s/step']:.1f} s{f' ({phases})' if phases else ''}, "
+        f"{metrics['perf/throughput']:.0f} tokens/s and GPU"
     )
+
+
+def _versions(metrics: Mapping[str, float]) -> str:
+    """Return the versions of the weights that generated a step's samples."""
+    oldest, newest = (f"v{metrics[f'rollout/{which}_version']:.0f}" for which in ("oldest", "newest"))
+    return oldest if oldest == newest else f"{oldest} to {newest}"
 
 
 class StepRecords:
@@ -58,7 +65,10 @@ class StepRecords:
 
     def generated(self, rollouts: RolloutBatch, seconds: float) -> dict[str, float]:
         """Return the metrics of a step's generation. ``seconds``: duration of the step."""
+        oldest, newest = rollouts.versions
         return self._generation.step(seconds) | {
+            "rollout/oldest_version": float(oldest),
+            "rollout/newest_version": float(newest),
             "rollout/refused_prompts": float(len(rollouts.refused)),
             "rollout/cut_groups": float(rollouts.cut),
         }

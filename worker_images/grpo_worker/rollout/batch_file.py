@@ -37,6 +37,12 @@ class RolloutBatch:
     refused: dict[int, str] = field(default_factory=dict)
     cut: int = 0
 
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest weight version that generated a token of the samples."""
+        newest = max(sample.spans[-1][0] if sample.spans else sample.version for sample in self.samples)
+        return min(sample.version for sample in self.samples), newest
+
     def write(self, path: StorePath) -> None:
         """Write the batch to ``path`` as .npz, atomically."""
         if not isinstance(path, Path):

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from grpo_operator.api.base import Model
 from grpo_operator.api.rules import Rule
-from grpo_operator.api.v1alpha1.optimizer import OptimizerSpec
+from grpo_operator.api.v1alpha1.optimizer import CriticOptimizerSpec
 
 
 class KlControl(Model):
@@ -57,7 +57,7 @@ class RolloutCorrectionSpec(Model):
 class CriticSpec(Model):
     """PPO's critic: a model with the policy's architecture and a value head, on the trainer's ranks."""
 
-    optimizer: OptimizerSpec = Field(default_factory=lambda: OptimizerSpec(lr=1e-5))
+    optimizer: CriticOptimizerSpec = Field(default_factory=CriticOptimizerSpec)
     lam: float = Field(1.0, ge=0, le=1, description="lambda of generalized advantage estimation (GAE)")
     cliprange_value: float = Field(
         0.5, gt=0, le=1000, description="clip range of the value loss: largest change of a value in one step"

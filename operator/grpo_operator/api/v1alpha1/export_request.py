@@ -18,6 +18,7 @@ class ExportRequest(Model):
     the step and the quantization. ``at``: any text, by which a request differs from the one before.
     """
 
+    from_text = True
     step: int | None = Field(None, ge=0)
     quantization: ExportQuantization = "none"
     name: Name | None = None

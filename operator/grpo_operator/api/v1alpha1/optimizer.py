@@ -1,4 +1,4 @@
-"""Optimizer of a trained model."""
+"""Optimizers of the trained models."""
 
 from typing import Literal
 
@@ -23,3 +23,9 @@ class OptimizerSpec(Model):
     clip_grad: float = Field(
         1.0, gt=0, le=1000, description="largest global gradient norm; larger gradients are scaled down"
     )
+
+
+class CriticOptimizerSpec(OptimizerSpec):
+    """Settings of the critic's AdamW, run by Megatron-Core's distributed optimizer."""
+
+    lr: float = Field(1e-5, ge=0, le=1, description="peak learning rate")

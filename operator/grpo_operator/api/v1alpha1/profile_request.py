@@ -49,6 +49,7 @@ class ProfileRequest(Model):
     once.
     """
 
+    from_text = True
     tool: ProfileTool = ProfileTool.TORCH
     target: ProfileTarget = ProfileTarget.TRAINER
     ranks: list[Annotated[int, Field(ge=0, le=65535)]] | None = Field(None, min_length=1, max_length=64)

@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from grpo_operator.cli.kubectl import cluster_names
 from grpo_operator.cli.kubectl.cluster import KubectlError
 
-Job = Annotated[str, typer.Argument(help="name of the GRPOJob", metavar="JOB")]
+Job = Annotated[
+    str, typer.Argument(help="name of the GRPOJob", metavar="JOB", autocompletion=cluster_names.jobs)
+]
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
+from grpo_operator.api import manifest_yaml
 from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.convert.choices import Choices
 from grpo_operator.convert.convert import Conversion, convert
@@ -111,7 +110,7 @@ def _print(done: Conversion, output: str) -> None:
     if output == "json":
         print(json.dumps(done.manifest, indent=2))
     else:
-        print(yaml.safe_dump(done.manifest, sort_keys=False), end="")
+        print(manifest_yaml.dump(done.manifest), end="")
     for title, name in _LISTS:
         lines = getattr(done, name)
         print(f"{title}: {len(lines)}", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)

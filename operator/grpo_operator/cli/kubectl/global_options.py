@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable
 
-_WITH_VALUE = ("-n", "--namespace", "--context", "--kubeconfig", "--kubectl")
+WITH_VALUE = ("-n", "--namespace", "--context", "--kubeconfig", "--kubectl")
 
 
 def hoisted(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with the plugin's own options before the name of the command.
+    """Return the arguments with the plugin's own options before the name of the command."""
+    first, others = separated(arguments)
+    return first + others
 
-    After ``--`` nothing is moved.
-    """
+
+def separated(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the plugin's own options, and all other arguments. After ``--`` there are no options."""
     first: list[str] = []
     others: list[str] = []
     pending = list(arguments)
@@ -18,11 +21,11 @@ def hoisted(arguments: Iterable[str]) -> list[str]:
         if argument == "--":
             others += [argument, *pending]
             break
-        if argument in _WITH_VALUE:
+        if argument in WITH_VALUE:
             first += [argument, *pending[:1]]
             del pending[:1]
-        elif argument.startswith(tuple(f"{name}=" for name in _WITH_VALUE)):
+        elif argument.startswith(tuple(f"{name}=" for name in WITH_VALUE)):
             first.append(argument)
         else:
             others.append(argument)
-    return first + others
+    return first, others

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from grpo_operator.api import manifest_yaml
 from grpo_operator.api.names import RESUME_ANNOTATION, rollout_pool
+from grpo_operator.cli.kubectl import cluster_names, requests
 from grpo_operator.cli.kubectl import events as job_events
-from grpo_operator.cli.kubectl import requests
 from grpo_operator.cli.kubectl.arguments import Job, errors
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 from grpo_operator.cli.kubectl.doctor import findings
@@ -39,19 +39,29 @@ _LAST_EVENTS = 8
 @app.callback()
 def _options(
     context: typer.Context,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="default: the context's")] = "",
-    kube_context: Annotated[str, typer.Option("--context", help="context of the kubeconfig")] = "",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n", help="default: the context's", autocompletion=cluster_names.namespaces
+        ),
+    ] = "",
+    kube_context: Annotated[
+        str,
+        typer.Option("--context", help="context of the kubeconfig", autocompletion=cluster_names.contexts),
+    ] = "",
     kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="path of the kubeconfig")] = "",
     program: Annotated[str, typer.Option("--kubectl", envvar="KUBECTL", hidden=True)] = "kubectl",
 ) -> None:
-    given = {"--namespace": namespace, "--context": kube_context, "--kubeconfig": kubeconfig}
-    context.obj = Cluster(tuple(f"{name}={value}" for name, value in given.items() if value), program)
+    context.obj = cluster_names.cluster_of(context.params)
 
 
 @app.command()
 def status(
     context: typer.Context,
-    job: Annotated[str | None, typer.Argument(help="name of the GRPOJob; all if not given")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="name of the GRPOJob; all if not given", autocompletion=cluster_names.jobs),
+    ] = None,
     everywhere: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="jobs of all namespaces")
     ] = False,
@@ -192,7 +202,7 @@ def fork(
     cluster: Cluster = context.obj
     with errors():
         values = dict(map(parsed, changes or []))
-        text = yaml.safe_dump(fork_manifest(cluster.job(job), name, step, values), sort_keys=False)
+        text = manifest_yaml.dump(fork_manifest(cluster.job(job), name, step, values))
         typer.echo(text if dry_run else cluster.text("create", "-f", "-", stdin=text), nl=False)
 
 
@@ -240,7 +250,7 @@ def _show(content: dict[str, Any], output: str) -> bool:
     if output == "json":
         typer.echo(json.dumps(content, indent=2))
     elif output == "yaml":
-        typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+        typer.echo(manifest_yaml.dump(content), nl=False)
     elif output != "text":
         raise KubectlError(f"--output={output}: write json, yaml or text")
     return output in ("json", "yaml")
@@ -258,7 +268,13 @@ def _print(what: Any) -> None:
 
 
 def main() -> None:
-    """Run the plugin under the name that kubectl's users know."""
+    """Run the plugin under the name that kubectl's users know.
+
+    With ``__complete`` first it is kubectl_complete-grpo, for installations that have only one program.
+    """
+    if sys.argv[1:2] == ["__complete"]:
+        import_module("grpo_operator.cli.kubectl.complete").main(sys.argv[2:])
+        return
     app(args=hoisted(sys.argv[1:]), prog_name="kubectl grpo")
 
 

@@ -60,6 +60,13 @@ def test_a_missing_model_path_is_named() -> None:
         GRPOJobSpec.model_validate(spec)
 
 
+@pytest.mark.parametrize("given", [{}, {"optimizer": {}}, {"optimizer": {"weightDecay": 0.1}}])
+def test_the_critic_keeps_its_own_learning_rate(given: dict[str, Any]) -> None:
+    algorithm = tiny()["algorithm"] | {"advEstimator": "gae", "critic": given}
+    spec = GRPOJobSpec.model_validate(tiny() | {"algorithm": algorithm})
+    assert spec.algorithm.critic is not None and spec.algorithm.critic.optimizer.lr == 1e-5
+
+
 def test_missing_tokens_are_reported_after_the_engines_had_time_to_change() -> None:
     spec = GRPOJobSpec.model_validate(tiny() | {"restartPolicy": {"hangSeconds": 500}})
     assert spec.stall_seconds == 560

@@ -4,52 +4,14 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.convert.choices import Choices
-from grpo_operator.convert.convert import Conversion, convert
+from grpo_operator.convert.convert import convert
 from grpo_operator.convert.errors import ConvertError
 from grpo_operator.convert.reading.readers import detect
 from grpo_operator.convert.reading.source import Framework
 from grpo_operator.convert.reading.yaml_config import parents
-
-BASE = """
-grpo: {num_prompts_per_step: 64, num_generations_per_prompt: 8, max_num_steps: 200, normalize_rewards: true}
-loss_fn: {reference_policy_kl_penalty: 0.01, ratio_clip_min: 0.2, ratio_clip_max: 0.3, ratio_clip_c: null}
-policy:
-  model_name: Qwen/Qwen3-8B
-  train_global_batch_size: 256
-  train_micro_batch_size: 2
-  max_total_sequence_length: 4096
-  precision: bfloat16
-  max_grad_norm: 1.0
-  optimizer: {name: torch.optim.AdamW, kwargs: {lr: 5.0e-6, weight_decay: 0.01, betas: [0.9, 0.999]}}
-  scheduler:
-    - {name: torch.optim.lr_scheduler.LinearLR, kwargs: {total_iters: 13}}
-    - {milestones: [13]}
-  sequence_packing:
-    enabled: true
-    train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"
-  generation:
-    max_new_tokens: ${policy.max_total_sequence_length}
-    temperature: 1.0
-    val_temperature: ${.temperature}
-    top_k: null
-    colocated: {enabled: true}
-    vllm_cfg: {tensor_parallel_size: 1, gpu_memory_utilization: 0.6}
-data: {train: {dataset_name: OpenMathInstruct-2}}
-cluster: {gpus_per_node: 8, num_nodes: 1}
-"""
-
-
-def converted(above: str = "{}", **choices: Any) -> Conversion:
-    return convert(Framework.NEMO_RL, [BASE, above], Choices(**choices), {})
-
-
-def value(conversion: Conversion, path: str) -> Any:
-    found: Any = GRPOJobSpec.model_validate(conversion.manifest["spec"]).wire()
-    for name in path.split("."):
-        found = found[name]
-    return found
+from support.nemo_rl_configs import BASE, converted, spec
+from support.verl_scripts import value
 
 
 @pytest.mark.parametrize(
@@ -102,7 +64,7 @@ def value(conversion: Conversion, path: str) -> Any:
     ],
 )
 def test_an_option_becomes_a_field(above: str, path: str, expected: Any) -> None:
-    assert value(converted(above), path) == expected
+    assert value(spec(above), path) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,14 +99,14 @@ policy:
     vllm_cfg: {tensor_parallel_size: 4}
 grpo: {async_grpo: {enabled: true, max_trajectory_age_steps: 1}}
 """
-    done = converted(above)
+    done = spec(above)
     assert value(done, "trainer.nodes") == 2 and value(done, "rollout.template.replicas") == 2
     assert value(done, "mode") == "static" and value(done, "staleness.maxVersionLag") == 1
 
 
 def test_both_pools_may_be_on_one_node() -> None:
     above = "policy: {generation: {colocated: {enabled: false, resources: {gpus_per_node: 2}}}}"
-    done = converted(above)
+    done = spec(above)
     assert value(done, "trainer.nodes") == 1 and value(done, "trainer.gpusPerNode") == 6
     assert value(done, "rollout.template.replicas") == 2
 

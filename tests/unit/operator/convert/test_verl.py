@@ -126,6 +126,13 @@ def test_ppo_has_a_critic() -> None:
     assert any("the critic starts from the policy's weights" in line for line in done.missing)
 
 
+def test_a_critic_without_a_learning_rate_keeps_verls() -> None:
+    changes: dict[str, str | None] = {"algorithm.adv_estimator": "gae", f"{R}.n": "1"}
+    critic = spec({**changes, "critic.optim.weight_decay": "0.1"}).algorithm.critic
+    assert critic is not None
+    assert (critic.optimizer.lr, critic.optimizer.weight_decay) == (1e-5, 0.1)
+
+
 def test_the_user_decides_about_the_reward() -> None:
     unknown: dict[str, str | None] = {"data.train_files": "/d/mixed/train.parquet"}
     assert value(spec(unknown, reward="code"), "reward.builtin") == "code"

@@ -238,6 +238,13 @@ def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
     assert "spans" not in second
 
 
+def test_a_batch_knows_the_versions_of_its_tokens() -> None:
+    whole = Sample(0, 0, (5, 6), (-0.5, -0.25), 3, "e0")
+    continued = Sample(1, 0, (5, 6, 7), (-0.5, -0.25, -0.1), 2, "e0", spans=((2, 1), (4, 3)))
+    assert RolloutBatch([], [whole]).versions == (3, 3)
+    assert RolloutBatch([], [whole, continued]).versions == (2, 4)
+
+
 def test_a_batch_in_an_object_store_is_that_of_a_file() -> None:
     prompts = [Prompt(0, (1, 2)), Prompt(1, (3,))]
     generated = RolloutBatch(prompts[:1], [sample(0)], [1.0], prompts, refused={1: "too long"}, cut=3)
