@@ -152,7 +152,7 @@ crds: env  ## generate crds/ from the API models
 megatron-fields: env  ## generate the table of Megatron-Core's fields from the installed one
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.megatron_fields operator/grpo_operator/api/catalog/megatron/fields.json
 
-docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values
+docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values, and the chart's README and schema
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.reference docs/reference
 
 site:  ## build the documentation as a web site, build/site; a warning fails

@@ -15,10 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, record
+from grpo_operator.cli.manifest import Manifest
 from grpo_operator.plan.planner.efficiency import MEASURED
 from grpo_rehearsal.manifests import engines_built, gpu_manifests, plan_fits
 
@@ -84,16 +83,15 @@ def main(arguments: list[str] | None = None) -> int:
 def check_manifests() -> dict[str, bool]:
     """Return for each manifest with GPUs whether it passes all checks, with a short rehearsal."""
     found = list(gpu_manifests())
-    built = engines_built([spec for _, spec in found])
     return {
-        file.stem: plan_fits(spec) and same and run(file, ALL_MANIFESTS, _FEW)["phase"] == "Succeeded"
-        for (file, spec), same in zip(found, built, strict=True)
+        job.file.stem: plan_fits(job) and same and run(job.file, ALL_MANIFESTS, _FEW)["phase"] == "Succeeded"
+        for job, same in zip(found, engines_built(found), strict=True)
     }
 
 
 def run(manifest: Path, name: str, options: tuple[str, ...]) -> dict[str, Any]:
     """Run one scenario in a new process and return its report; its phase is "" without one."""
-    job = yaml.safe_load(manifest.read_text())["metadata"]["name"]
+    ((job, _),) = Manifest.read(manifest).jobs
     file = OUTPUT / f"{job}-{name}.json"
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "grpo_rehearsal.main", str(manifest), "--name", name]

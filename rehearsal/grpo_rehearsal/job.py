@@ -10,8 +10,8 @@ from grpo_operator.api import manifest_yaml
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.names import ROLLOUT, TRAINER, owner_of
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
-from grpo_operator.plan.planner.pool_checks import check_reference
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.cli.manifest import Manifest
 from grpo_operator.plan.planner.resolve import JobPlan, resolve
 from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status
@@ -65,7 +65,7 @@ def read_job(
         raise ValueError(f"{manifest} contains no object of kind GRPOJob")
     job = jobs[0] | {"metadata": jobs[0]["metadata"] | _IDENTITY}
     spec = GRPOJobSpec.model_validate(job["spec"])
-    pool = _pool(spec, documents)
+    pool = Manifest.read(manifest).pool_of(spec)
     if engines is not None:
         pool = pool.model_copy(
             update={"replicas": engines, "min_available": min(engines, pool.min_available)}
@@ -123,19 +123,6 @@ def _with_routing_replay(spec: GRPOJobSpec, pool: RolloutTemplate) -> tuple[GRPO
         rollout = rollout.model_copy(update={"template": pool})
     spec = spec.model_copy(update={"algorithm": algorithm, "rollout": rollout})
     return GRPOJobSpec.model_validate(spec.wire()), pool
-
-
-def _pool(spec: GRPOJobSpec, documents: list[Any]) -> RolloutTemplate:
-    if spec.rollout.template is not None:
-        return spec.rollout.template
-    assert spec.rollout.pool_ref is not None, "a job has its own pool or refers to one"
-    name = spec.rollout.pool_ref.name
-    for document in documents:
-        if document.get("kind") == "RolloutPool" and document["metadata"]["name"] == name:
-            pool = RolloutPoolSpec.model_validate(document["spec"])
-            check_reference(spec, pool)
-            return pool
-    raise ValueError(f"spec.rollout.poolRef.name={name}: the manifest contains no such RolloutPool: add it")
 
 
 def _container(cluster: dict[str, Any], group: str, name: str) -> dict[str, Any]:

@@ -11,40 +11,49 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, NamedTuple
 
 from grpo_devcluster.cpu_engine import environment
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.cli.manifest import Manifest
 from grpo_operator.plan.planner.resolve import RefusedError, engine_shape, resolve
 
 _SCALES = 0.002  # of the bytes: FP8 scales and the router's bias, which the planner leaves out
 _LAYERS = 4  # enough to have layers with and without experts
 
 
-def gpu_manifests(folder: Path = REPO / "manifests") -> Iterator[tuple[Path, GRPOJobSpec]]:
-    """Yield the manifests of jobs with GPUs and a pool of their own."""
+class GpuJob(NamedTuple):
+    """The job of a manifest, and the engines that it uses: its own, or those of a pool in the same file."""
+
+    file: Path
+    spec: GRPOJobSpec
+    pool: RolloutTemplate
+
+
+def gpu_manifests(folder: Path = REPO / "manifests") -> Iterator[GpuJob]:
+    """Yield the manifests of jobs with GPUs."""
     for file in sorted(folder.glob("*.yaml")):
-        spec = GRPOJobSpec.model_validate(yaml.safe_load(file.read_text())["spec"])
-        if spec.trainer.device is Device.CUDA and spec.rollout.template is not None:
-            yield file, spec
+        manifest = Manifest.read(file)
+        ((_, body),) = manifest.jobs
+        spec = GRPOJobSpec.model_validate(body)
+        if spec.trainer.device is Device.CUDA:
+            yield GpuJob(file, spec, manifest.pool_of(spec))
 
 
-def plan_fits(spec: GRPOJobSpec) -> bool:
+def plan_fits(job: GpuJob) -> bool:
     """Return whether the operator accepts the job, with its sizes known."""
-    assert spec.rollout.template is not None
     try:
-        plan = resolve(spec, spec.rollout.template)
+        plan = resolve(job.spec, job.pool)
     except RefusedError:
         return False
     return plan.host is not None and plan.engine_memory is not None
 
 
-def engines_built(specs: list[GRPOJobSpec]) -> list[bool]:
+def engines_built(jobs: list[GpuJob]) -> list[bool]:
     """Return for each job whether SGLang builds its engine with the weights that the planner counts."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -52,7 +61,7 @@ def engines_built(specs: list[GRPOJobSpec]) -> list[bool]:
             env=os.environ
             | environment(Path(folder))
             | {"PYTHONPATH": os.pathsep.join([str(REPO / "tests"), *sys.path])},
-            input=json.dumps([_case(spec) for spec in specs]),
+            input=json.dumps(list(map(_case, jobs))),
             capture_output=True,
             text=True,
             check=False,
@@ -70,10 +79,11 @@ def agrees(result: dict[str, Any]) -> bool:
     return abs(planned - built) <= _SCALES * built
 
 
-def _case(spec: GRPOJobSpec) -> dict[str, Any]:
-    assert spec.rollout.template is not None and spec.model.architecture is not None
-    hf = architecture(spec.model.architecture)
+def _case(job: GpuJob) -> dict[str, Any]:
+    name = job.spec.model.architecture
+    assert name is not None
+    hf = architecture(name)
     hf = hf | {"num_hidden_layers": _LAYERS, "num_nextn_predict_layers": 0}
-    shape = engine_shape(spec.rollout.template.engine)
+    shape = engine_shape(job.pool.engine)
     sizes = {field: getattr(shape, field) for field in shape.__slots__}
-    return {"name": spec.model.architecture, "hf": hf, "shape": sizes}
+    return {"name": name, "hf": hf, "shape": sizes}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from support.api_server import Api, manifests, until
+from support.api_server import Api, until
+from support.manifests import MANIFESTS, name_of
 
 
 def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
@@ -121,9 +122,9 @@ def test_immutable_fields_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> No
     assert done.returncode != 0 and "are fixed once the job exists" in done.stderr
 
 
-@pytest.mark.parametrize("path", manifests(), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", MANIFESTS, ids=name_of)
 def test_every_manifest_is_accepted(api: Api, path: Any) -> None:
-    api.ok("apply", "--dry-run=server", "-f", str(path))
+    api.ok("apply", "--dry-run=server", "--validate=strict", "-f", str(path))
 
 
 def test_the_names_that_users_type(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.operator_process import operator_process
-from grpo_devcluster.paths import KUBECONFIG, REPO
+from grpo_devcluster.paths import KUBECONFIG
 
 
 class Api:
@@ -90,7 +90,3 @@ def lose_controller(api: Api, job: str) -> None:
     nodes = api.ok("get", "nodes", "-o", "name").split()
     api.ok("cordon", *(node.removeprefix("node/") for node in nodes))
     api.ok("delete", "pod", "-l", f"rl.grpo.dev/job={job},{POOL}=controller")
-
-
-def manifests() -> list[Path]:
-    return sorted((REPO / "manifests").glob("*.yaml"))

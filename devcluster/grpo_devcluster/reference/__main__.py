@@ -1,10 +1,11 @@
-"""``python -m grpo_devcluster.reference docs/reference`` writes every generated page."""
+"""``python -m grpo_devcluster.reference docs/reference`` writes every generated page and file."""
 
 import sys
 from pathlib import Path
 
+from grpo_devcluster.install import CHART
 from grpo_devcluster.reference.faults import record_rows
-from grpo_devcluster.reference.pages import pages
+from grpo_devcluster.reference.pages import chart_files, pages
 
 
 def main() -> None:
@@ -15,6 +16,8 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (directory / name).write_text(text)
+    for name, text in chart_files().items():
+        (CHART / name).write_text(text)
     record_rows()
 
 

@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
 
 from grpo_devcluster.reference.markdown import table
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.cli.manifest import Manifest
 
 _HEAD = """# Examples
 
@@ -21,9 +21,10 @@ Jobs of other frameworks are [converted](../guides/from-verl.md).
 ## Jobs
 
 {jobs}
-*+*: GPUs that train, and GPUs that generate. *Shared*: both take turns on them, as
-[colocated jobs](../guides/colocated.md) do. *GRPO x 16*: 16 samples per prompt. Models `preset:...` have
-random weights, and nothing is downloaded.
+*+*: GPUs that train, and GPUs that generate. *Of a pool*: those of a [shared
+pool](../guides/shared-pools.md). *Shared*: both take turns on them, as [colocated
+jobs](../guides/colocated.md) do. *GRPO x 16*: 16 samples per prompt. Models `preset:...` have random weights,
+and nothing is downloaded. The comment at the top of a manifest says what to create before it.
 
 ## Admission policies
 
@@ -41,50 +42,55 @@ def examples_page(manifests: Path) -> str:
     """Return the page for the folder ``manifests``, smallest jobs first."""
     files = sorted(manifests.rglob("*.yaml"))
     policies = [file for file in files if file.parent.name == "policies"]
-    jobs = sorted((_gpus(_spec(file)), file) for file in files if file not in policies)
+    jobs = [_Example.read(file) for file in files if file not in policies]
     return _HEAD.format(
         jobs=table(
             ("manifest", "GPUs", "model, algorithm and data", "what it shows"),
-            (_job(file, manifests) for _, file in jobs),
+            (job.row(manifests) for job in sorted(jobs, key=lambda job: (job.gpus, job.file))),
         ),
         policies=table(("manifest", "what it does"), ((_link(p, manifests), _shows(p)) for p in policies)),
     )
 
 
-def _job(file: Path, manifests: Path) -> tuple[str, ...]:
-    spec = _spec(file)
-    model = spec.model.path if spec.model.path.startswith("preset:") else Path(spec.model.path).name
-    run = f"{model}, {_algorithm(spec.algorithm)}, {_data(spec)}"
-    return _link(file, manifests), _gpu_text(spec), run, _shows(file)
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A manifest's job. ``pool``: its own engines, or those of the RolloutPool that it refers to."""
 
+    file: Path
+    spec: GRPOJobSpec
+    pool: RolloutTemplate
 
-def _spec(file: Path) -> GRPOJobSpec:
-    return GRPOJobSpec.model_validate(yaml.safe_load(file.read_text())["spec"])
+    @classmethod
+    def read(cls, file: Path) -> "_Example":
+        manifest = Manifest.read(file)
+        ((_, body),) = manifest.jobs
+        spec = GRPOJobSpec.model_validate(body)
+        return cls(file, spec, manifest.pool_of(spec))
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs; those that trainer and engines share count once."""
+        if self.spec.trainer.device == Device.CPU:
+            return 0
+        own = 0 if self.spec.mode == "colocated" else self.pool.replicas * self.pool.engine.tensor_parallel
+        return self.spec.trainer.world + own
 
-def _pool(spec: GRPOJobSpec) -> RolloutTemplate:
-    if spec.rollout.template is None:
-        raise ValueError("spec.rollout.template: a manifest needs engines of its own to be in the gallery")
-    return spec.rollout.template
+    @property
+    def gpu_text(self) -> str:
+        if not self.gpus:
+            return "none: CPUs"
+        train, kind = self.spec.trainer.world, self.spec.trainer.gpu_type.value
+        if self.spec.mode == "colocated":
+            return f"{train} x {kind}, shared"
+        pool = " of a pool" if self.spec.rollout.pool_ref else ""
+        return f"{train} + {self.gpus - train}{pool} x {kind}"
 
-
-def _gpus(spec: GRPOJobSpec) -> int:
-    """Return the number of GPUs; those that trainer and engines share count once."""
-    if spec.trainer.device == Device.CPU:
-        return 0
-    pool = _pool(spec)
-    return spec.trainer.world + (
-        0 if spec.mode == "colocated" else pool.replicas * pool.engine.tensor_parallel
-    )
-
-
-def _gpu_text(spec: GRPOJobSpec) -> str:
-    if not _gpus(spec):
-        return "none: CPUs"
-    train, kind = spec.trainer.world, spec.trainer.gpu_type.value
-    if spec.mode == "colocated":
-        return f"{train} x {kind}, shared"
-    return f"{train} + {_gpus(spec) - train} x {kind}"
+    def row(self, manifests: Path) -> tuple[str, ...]:
+        """Return the job's row in the table of jobs."""
+        path = self.spec.model.path
+        model = path if path.startswith("preset:") else Path(path).name
+        run = f"{model}, {_algorithm(self.spec.algorithm)}, {_data(self.spec)}"
+        return _link(self.file, manifests), self.gpu_text, run, _shows(self.file)
 
 
 def _algorithm(spec: AlgorithmSpec) -> str:

@@ -14,6 +14,7 @@ from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.images import IMAGES
 from grpo_devcluster.install import CHART
 from grpo_devcluster.paths import REPO
+from grpo_devcluster.reference.helm import chart_readme
 from grpo_devcluster.release.images import DIGESTS, digest, reference
 from grpo_devcluster.release.version import current
 from grpo_devcluster.stages import StageError, fail, run
@@ -31,6 +32,7 @@ def package(target: Path = DIST, registry: str = "", digests: Path | None = None
         chart = Path(shutil.copytree(CHART, Path(folder) / CHART.name))
         if registry:
             _name_images(chart, registry, digests)
+            (chart / "README.md").write_text(chart_readme(chart))
         command = [binary("helm"), "package", chart, "--destination", target]
         run(command, step="packaging the chart", remedy="See the messages of helm above.")
     return target / f"{CHART.name}-{current()}.tgz"

@@ -7,20 +7,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from grpo_operator.api import manifest_yaml
 from grpo_operator.api.errors import describe
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.cli.manifest import Manifest
 from grpo_operator.cli.report import as_data, as_table
-from grpo_operator.plan.planner.pool_checks import check_reference
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.step.job import Assumptions, with_efficiency
 
 _SIGMA = Assumptions().sigma
-_Named = tuple[str, dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,16 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     assumed = _assumptions(options)
     try:
-        jobs, pools = _read(options.manifest)
+        manifest = Manifest.read(options.manifest)
     except (OSError, ValueError) as error:
         print(f"grpo-plan: {error}", file=sys.stderr)
         return 2
     plans: list[dict[str, Any]] = []
     refused = False
-    for name, body in jobs:
+    for name, body in manifest.jobs:
         try:
             store = options.store_gigabytes_per_second * 1e9
-            plans.append({"name": name, **_plan(body, pools, store, assumed)})
+            plans.append({"name": name, **_plan(body, manifest, store, assumed)})
         except (RefusedError, ValueError) as error:
             text = describe(error) if isinstance(error, ValidationError) else str(error)
             plans.append({"name": name, "refused": text})
@@ -71,43 +67,11 @@ def _rehearse(arguments: list[str]) -> int:
     return int(rehearsal.main(arguments))
 
 
-def _read(path: Path) -> tuple[list[_Named], dict[str, dict[str, Any]]]:
-    """Return (name, spec) of each GRPOJob, and the specs of the RolloutPools by name."""
-    try:
-        documents = [d for d in manifest_yaml.load_all(path.read_text()) if d]
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
-    jobs = _of_kind(documents, "GRPOJob")
-    if not jobs:
-        raise ValueError(f"{path} contains no object of kind GRPOJob")
-    return jobs, dict(_of_kind(documents, "RolloutPool"))
-
-
-def _of_kind(documents: list[Any], kind: str) -> list[_Named]:
-    objects = [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
-    return [(str((d.get("metadata") or {}).get("name", "?")), d.get("spec") or {}) for d in objects]
-
-
-def _pool(spec: GRPOJobSpec, pools: dict[str, dict[str, Any]]) -> RolloutTemplate:
-    """Return the job's own pool, or the pool of its poolRef from the same file."""
-    if spec.rollout.template is not None:
-        return spec.rollout.template
-    assert spec.rollout.pool_ref is not None
-    name = spec.rollout.pool_ref.name
-    if name not in pools:
-        raise RefusedError(
-            f"spec.rollout.poolRef.name={name}: the manifest contains no such RolloutPool: add it to the file"
-        )
-    pool = RolloutPoolSpec.model_validate(pools[name])
-    check_reference(spec, pool)
-    return pool
-
-
 def _plan(
-    body: dict[str, Any], pools: dict[str, dict[str, Any]], store_speed: float, assumed: Assumptions
+    body: dict[str, Any], manifest: Manifest, store_speed: float, assumed: Assumptions
 ) -> dict[str, Any]:
     spec = GRPOJobSpec.model_validate(body)
-    pool = _pool(spec, pools)
+    pool = manifest.pool_of(spec)
     return as_data(spec, pool, resolve(spec, pool), store_speed, assumed)
 
 

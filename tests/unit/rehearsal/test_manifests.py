@@ -12,18 +12,19 @@ from grpo_rehearsal.manifests import agrees, gpu_manifests, plan_fits
 
 
 def test_every_manifest_with_gpus_is_checked_and_fits() -> None:
-    found = dict(gpu_manifests())
+    found = list(gpu_manifests())
     names = {file.stem for file in (REPO / "manifests").glob("*.yaml")}
-    assert {file.stem for file in found} == names - {"tiny-moe"}
-    assert all(map(plan_fits, found.values()))
+    assert {job.file.stem for job in found} == names - {"tiny-moe"}
+    assert all(map(plan_fits, found))
     published = json.loads((REPO / "benchmarks" / "results" / "rehearsal.json").read_text())["figures"]
     assert published["manifests_checked"] == len(found)
 
 
 def test_a_manifest_that_does_not_fit_is_found() -> None:
-    (body,) = [spec.wire() for file, spec in gpu_manifests() if file.stem == "deepseek-v3-512xh100"]
+    (job,) = [job for job in gpu_manifests() if job.file.stem == "deepseek-v3-512xh100"]
+    body = job.spec.wire()
     body["trainer"]["resources"] = {"memory": "4Gi"}
-    assert not plan_fits(GRPOJobSpec.model_validate(body))
+    assert not plan_fits(job._replace(spec=GRPOJobSpec.model_validate(body)))
 
 
 def test_the_smallest_margins_are_those_of_known_waits_and_of_bounds() -> None:
@@ -80,7 +81,7 @@ def test_engines_agree_when_both_have_the_same_weights(
 
 
 def test_only_manifests_that_pass_every_check_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [file.stem for file, _ in gpu_manifests()]
+    files = [job.file.stem for job in gpu_manifests()]
     built, ended = [True] * len(files), ["Succeeded"] * len(files)
     built[0], ended[1] = False, "Failed"
     phases = dict(zip(files, ended, strict=True))
@@ -89,7 +90,7 @@ def test_only_manifests_that_pass_every_check_count(monkeypatch: pytest.MonkeyPa
         assert name == benchmark.ALL_MANIFESTS and "--prompts" in options
         return {"phase": phases[manifest.stem]}
 
-    monkeypatch.setattr(benchmark, "engines_built", lambda specs: built)
+    monkeypatch.setattr(benchmark, "engines_built", lambda jobs: built)
     monkeypatch.setattr(benchmark, "run", run)
     passed = benchmark.check_manifests()
     assert [name for name, good in passed.items() if not good] == files[:2]

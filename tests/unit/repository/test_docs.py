@@ -1,14 +1,18 @@
 """The documentation is complete, current and connected: generated pages, lengths, links and paths."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from grpo_devcluster.install import CHART
 from grpo_devcluster.paths import REPO
-from grpo_devcluster.reference.pages import pages
+from grpo_devcluster.reference.helm import value_rows
+from grpo_devcluster.reference.pages import chart_files, pages
 
 DOCS = REPO / "docs"
 REFERENCE = DOCS / "reference"
@@ -58,10 +62,31 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
             yield (page.parent / path).resolve() if path else page, anchor
 
 
+def schema_properties(node: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield path and schema of each value."""
+    for key, inner in node.get("properties", {}).items():
+        path = f"{at}.{key}".lstrip(".")
+        yield path, inner
+        yield from schema_properties(inner, path)
+
+
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_a_generated_page_is_current(name: str) -> None:
     page = REFERENCE / name
     assert page.is_file() and page.read_text() == pages()[name], f"docs/reference/{name}: run make docs"
+
+
+@pytest.mark.parametrize("name", sorted(chart_files()))
+def test_a_generated_file_of_the_chart_is_current(name: str) -> None:
+    assert (CHART / name).read_text() == chart_files()[name], f"{CHART.name}/{name}: run make docs"
+
+
+def test_every_value_of_the_chart_is_described() -> None:
+    described = {path: text for path, _, text in value_rows(CHART / "values.yaml")}
+    assert len(described) > 40 and [path for path, text in described.items() if not text] == []
+    properties = dict(schema_properties(json.loads((CHART / "values.schema.json").read_text())))
+    assert described.keys() <= properties.keys()
+    assert [path for path, node in properties.items() if not node.get("description")] == []
 
 
 def test_reference_has_generated_pages_only() -> None:

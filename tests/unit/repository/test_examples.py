@@ -8,6 +8,7 @@ import yaml
 
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.reference.examples import examples_page
+from grpo_operator.plan.planner.resolve import RefusedError
 
 NAMES: dict[str, dict[str, Any]] = {
     "GRPO x 16": {},
@@ -18,10 +19,10 @@ NAMES: dict[str, dict[str, Any]] = {
 }
 
 
-def _page(folder: Path, **changes: Any) -> str:
+def _page(folder: Path, *others: dict[str, Any], **changes: Any) -> str:
     body = yaml.safe_load((REPO / "manifests/gpu/deepseek-v3-1b-4gpu.yaml").read_text())
     body["spec"] |= changes
-    text = "# Shows a thing. Plan it: grpo-plan x.yaml\n#\n# More.\n" + yaml.safe_dump(body)
+    text = "# Shows a thing. Plan it: grpo-plan x.yaml\n#\n# More.\n" + yaml.safe_dump_all([*others, body])
     (folder / "x.yaml").write_text(text)
     return examples_page(folder)
 
@@ -33,6 +34,15 @@ def test_an_algorithm_has_its_usual_name(name: str, tmp_path: Path) -> None:
     assert f"| [x](../../manifests/x.yaml) {row}" in page
 
 
-def test_a_manifest_with_a_shared_pool_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs engines of its own"):
+def test_engines_of_a_shared_pool_are_counted(tmp_path: Path) -> None:
+    pool = {"replicas": 3, "model": {"path": "preset:deepseek-v3-1b"}, "engine": {"contextLength": 256}}
+    shared = {"kind": "RolloutPool", "metadata": {"name": "shared"}, "spec": pool}
+    page = _page(tmp_path, shared, rollout={"poolRef": {"name": "shared"}})
+    assert "| 2 + 3 of a pool x h100-80gb | preset:deepseek-v3-1b, GRPO x 16," in page
+
+
+def test_a_pool_that_the_file_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        RefusedError, match=r"poolRef\.name=shared: the manifest contains no such RolloutPool"
+    ):
         _page(tmp_path, rollout={"poolRef": {"name": "shared"}})

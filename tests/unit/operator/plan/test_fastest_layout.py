@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.cli.manifest import Manifest
 from grpo_operator.plan.planner.resolve import JobPlan, resolve
 from grpo_operator.plan.planner.step.job import step_model
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, worst
-from support.objects import pool_of
 
 _SAME = 1.01  # estimates that differ by less do not tell which layout is faster
 FILES = [file for file in sorted((REPO / "manifests").glob("*.yaml")) if file.stem != "tiny-moe"]
@@ -22,11 +22,14 @@ FILES = [file for file in sorted((REPO / "manifests").glob("*.yaml")) if file.st
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_slower_layout_has_a_reason(file: Path) -> None:
-    spec = GRPOJobSpec.model_validate(yaml.safe_load(file.read_text())["spec"])
-    plan = resolve(spec, pool_of(spec))
+    manifest = Manifest.read(file)
+    ((_, body),) = manifest.jobs
+    spec = GRPOJobSpec.model_validate(body)
+    pool = manifest.pool_of(spec)
+    plan = resolve(spec, pool)
     assert plan.training is not None
-    seconds = {layout: _seconds(spec, plan, layout) for layout in _plain(plan.training)}
-    seconds[plan.layout] = _seconds(spec, plan, plan.layout)
+    layouts = [*_plain(plan.training), plan.layout]
+    seconds = {layout: _seconds(spec, pool, plan, layout) for layout in layouts}
     safe = [layout for layout in seconds if _is_safe(plan.training, layout)]
     assert seconds[plan.layout] <= _SAME * min(seconds[layout] for layout in safe), sorted(map(str, safe))
     fastest = min(seconds, key=lambda layout: seconds[layout])
@@ -44,11 +47,11 @@ def _plain(training: TrainingPool) -> list[Layout]:
     return [layout for layout in feasible(training) if layout.virtual_pipeline == 1]
 
 
-def _seconds(spec: GRPOJobSpec, plan: JobPlan, layout: Layout) -> float:
+def _seconds(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, layout: Layout) -> float:
     """Return the seconds of the trainer's calls in a step."""
     assert plan.training is not None
     other = replace(plan, layout=layout, stages=plan.training.memory(layout))
-    model = step_model(spec, pool_of(spec), other)
+    model = step_model(spec, pool, other)
     assert model is not None
     forwards = 1 + model.workload.reference
     return forwards * model.forward().total + model.workload.updates * model.update().total

@@ -11,79 +11,52 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
-from grpo_operator.api.v1alpha1.volumes import within
+from grpo_devcluster.paths import REPO
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.cli.plan import main
-from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
-from grpo_operator.settings import OperatorSettings
+from grpo_operator.plan.planner.pool_checks import check_pool
+from support.manifests import (
+    MANIFESTS,
+    OWN_KINDS,
+    READERS,
+    cluster,
+    documents,
+    file_of,
+    mount_of,
+    name_of,
+    named_files,
+    pods,
+)
 
-ROOT = Path(__file__).parents[4]
-MANIFESTS = sorted((ROOT / "manifests").glob("*.yaml"))
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SETTINGS = OperatorSettings("trainer:1", "rollout:1")
-# The container of each pool that reads files.
-READERS = {"controller": "controller", "trainer": "ray-worker", "rollout": "engine"}
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+JOBS = [file for file in MANIFESTS if file.parent.name != "policies"]
 
 
 def texts() -> Iterator[tuple[str, str]]:
     for path in MANIFESTS:
-        yield path.name, path.read_text()
+        yield name_of(path), path.read_text()
     for page in PAGES:
         for number, block in enumerate(BLOCK.findall(page.read_text())):
             yield f"{page.name}-{number}", block
 
 
-def named_paths(kind: str, body: dict[str, Any]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Return (field, absolute path, pools that read it)."""
-    data, reward = body.get("data", {}), body.get("reward", {})
-    model = ("rollout",) if kind == "RolloutPool" else ("controller", "trainer", "rollout")
-    found = [
-        ("model.path", body["model"]["path"], model),
-        ("reward.model.path", reward.get("model", {}).get("path", ""), ("trainer",)),
-        ("data.train", data.get("train", ""), ("controller",)),
-    ]
-    for field, place in (("data.filter", data), ("data.order", data), ("reward.function", reward)):
-        file = place.get(field.partition(".")[2], "").partition(":")[0]
-        found.append((field, file, ("controller",)))
-    yield from (entry for entry in found if entry[1].startswith("/"))
-
-
-def rendered(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the PodSpecs by pool, overlays included."""
-    owner = document | {"metadata": document["metadata"] | {"namespace": "default", "uid": "12345678-a"}}
-    if document["kind"] == "RolloutPool":
-        cluster = pool_cluster(owner, RolloutPoolSpec.model_validate(document["spec"]), SETTINGS)
-    else:
-        spec = GRPOJobSpec.model_validate(document["spec"])
-        pool: RolloutTemplate | None = spec.rollout.template
-        cluster = job_cluster(owner, spec, pool, SETTINGS, False)
-    groups = cluster.wire()["spec"]["workerGroupSpecs"]
-    return {group["groupName"]: group["template"]["spec"] for group in groups}
-
-
 def unmounted(document: dict[str, Any]) -> list[str]:
     """Return paths that are read but not mounted. Engines of a standing pool are checked with that pool."""
-    pods = rendered(document)
+    if document["kind"] not in OWN_KINDS:
+        return []
+    made = pods(cluster(document))
     return [
         f"{field}={path}: {pool}"
-        for field, path, pools in named_paths(document["kind"], document["spec"])
+        for field, value, pools in named_files(document)
         for pool in pools
-        if pool in pods and not _is_mounted(pods[pool], READERS[pool], path)
+        if (path := file_of(value)) and pool in made and mount_of(made[pool], pool, path) is None
     ]
-
-
-def _is_mounted(pod: dict[str, Any], reader: str, path: str) -> bool:
-    (container,) = [c for c in pod["containers"] if c["name"] == reader]
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    mounts = [m for m in container["volumeMounts"] if m["name"] in volumes]
-    return any(within(path, mount["mountPath"]) for mount in mounts)
 
 
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in texts()])
 def test_every_path_is_mounted(text: str) -> None:
-    for document in yaml.safe_load_all(text):
+    for document in documents(text):
         assert unmounted(document) == []
 
 
@@ -91,15 +64,16 @@ def test_the_manifests_contain_paths() -> None:
     fields = [
         field
         for _, text in texts()
-        for document in yaml.safe_load_all(text)
-        for field, _, _ in named_paths(document["kind"], document["spec"])
+        for document in documents(text)
+        for field, value, _ in named_files(document)
+        if file_of(value)
     ]
     assert fields.count("model.path") >= 5
     assert {"data.train", "data.filter", "reward.function"} <= set(fields)
 
 
 def test_an_unmounted_path_is_found() -> None:
-    document = yaml.safe_load((ROOT / "manifests" / "qwen3-8b-8gpu.yaml").read_text())
+    document = yaml.safe_load((REPO / "manifests" / "qwen3-8b-8gpu.yaml").read_text())
     body = document["spec"]
     body["reward"] = {"function": "/code/reward.py:score", "model": {"path": "/scores/model"}}
     assert unmounted(document) == [
@@ -114,6 +88,9 @@ def test_an_unmounted_path_is_found() -> None:
     assert "model.path=/models/Qwen3-8B: rollout" not in unmounted(document)
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", JOBS, ids=name_of)
 def test_the_planner_accepts_a_manifest(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(path)]) == 0, capsys.readouterr().out
+    for document in documents(path.read_text()):
+        if document["kind"] == "RolloutPool":
+            check_pool(RolloutPoolSpec.model_validate(document["spec"]))
