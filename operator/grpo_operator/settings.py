@@ -1,12 +1,13 @@
 """Cluster-wide settings of the operator, set by the Helm chart."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.keys import OVERLAP_SECONDS
-from grpo_operator.api.v1alpha1.status import KeyScope, SettledImages
+from grpo_operator.api.v1alpha1.status import PARKED, KeyScope, Phase, SettledImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,18 @@ class GpuHealthSettings:
     max_nodes_percent: float = 10
 
 
+# Seconds after which an alert is raised for a job that makes no progress in its phase; 0: never.
+PHASE_SECONDS: Mapping[str, float] = {
+    Phase.WAITING: 86400,
+    Phase.PENDING: 86400,
+    Phase.STARTING: 1800,
+    Phase.TRAINING: 1800,
+    Phase.RECOVERING: 1800,
+    PARKED: 1800,
+    Phase.SUSPENDING: 1800,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """Settings of the operator.
@@ -32,7 +45,7 @@ class OperatorSettings:
     ``namespace``: namespace of the operator itself. ``pod_overlay``: volumes, volumeMounts and env added to
     every pod. ``watch_namespaces``: empty means all. ``scrape_namespace``: namespace of Prometheus, which
     NetworkPolicies allow to read metrics. ``key_overlap_seconds``: within which all pods of a namespace see
-    a new epoch of their keys. ``key_scope``: of the keys of pods.
+    a new epoch of their keys. ``key_scope``: of the keys of pods. ``phase_seconds``: see PHASE_SECONDS.
     """
 
     trainer_image: str
@@ -45,6 +58,7 @@ class OperatorSettings:
     gpu_health: GpuHealthSettings = GpuHealthSettings()
     key_overlap_seconds: float = OVERLAP_SECONDS
     key_scope: KeyScope = "owner"
+    phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)
 
     @property
     def images(self) -> SettledImages:
@@ -71,6 +85,7 @@ def load_settings(path: Path) -> OperatorSettings:
         scrape_namespace=data.get("scrapeNamespace") or None,
         gpu_health=_gpu_health(data.get("gpuHealth") or {}),
         key_overlap_seconds=float((data.get("keys") or {}).get("overlapSeconds", OVERLAP_SECONDS)),
+        phase_seconds={**PHASE_SECONDS, **(data.get("phaseSeconds") or {})},
     )
 
 

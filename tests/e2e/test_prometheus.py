@@ -27,7 +27,10 @@ RESTARTS = 4  # in an hour raise GRPOJobRestartsOften
 
 @pytest.fixture(scope="module")
 def job(start: Start) -> JobView:
-    job = start("scraped", steps=100_000, restartPolicy={"backoffSeconds": 1})
+    job = start(
+        "scraped", steps=100_000, restartPolicy={"backoffSeconds": 1},
+        change=lambda spec: spec["checkpoint"].update(memory={}),
+    )  # fmt: skip
     wait_step(job, 3, 900)
     return job
 

@@ -156,6 +156,12 @@ def test_strikes_are_kept_in_one_config_map_of_the_operators_namespace() -> None
     assert loaded["windowHours"] == 24 and loaded["maxNodesPercent"] == 10 and not loaded["taints"]
 
 
+def test_the_operator_gets_the_limits_of_phases() -> None:
+    (settings,) = _of(_render("--set", "metrics.phaseSeconds.Parked=60"), "ConfigMap", "ops-settings")
+    loaded = json.loads(settings["data"]["settings.json"])["phaseSeconds"]
+    assert loaded["Parked"] == 60 and loaded["Training"] == 1800
+
+
 def test_the_operator_reads_only_two_secrets_of_a_namespace(api: Api) -> None:
     """Checked by the API server's own authorizer."""
     rights = [o for o in _render() if o["kind"] in ("ClusterRole", "ClusterRoleBinding")]
@@ -241,6 +247,7 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
         ("watchNamespaces=all", "watchNamespaces"),
         ("images.pullPolicy=Sometimes", "pullPolicy"),
         ("gpuHealth.maxNodesPercent=0", "maxNodesPercent"),
+        ("metrics.phaseSeconds.Park=60", "phaseSeconds"),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None:

@@ -117,6 +117,32 @@ _JOBS = Dashboard(
             f"grpo_job_step{_OWN} - on (namespace, name) grpo_job_checkpoint_step{_OWN}",
             _NAME,
         ),
+        Panel(
+            "Age of the last checkpoint",
+            "While the job has pods: the time that a loss of all of them would repeat, at most.",
+            f"max by (namespace, name) (grpo_job_checkpoint_age_seconds{_OWN})",
+            _NAME,
+            "s",
+        ),
+        Panel(
+            "Time without progress",
+            "In the phase, or since the last step; an alert is raised above its limit.",
+            f"max by (namespace, name, phase) (grpo_job_phase_seconds{_OWN})",
+            _NAME + " {{phase}}",
+            "s",
+        ),
+        Panel(
+            "Steps since the last copy in memory",
+            "Those that a loss of one pod would repeat; for jobs with checkpoint.memory.",
+            f"grpo_job_step{_OWN} - on (namespace, name) grpo_job_memory_copy_step{_OWN}",
+            _NAME,
+        ),
+        Panel(
+            "Copies in memory that failed",
+            "Since the last one that was complete in all of its pods.",
+            f"max by (namespace, name) (grpo_job_memory_copy_failures{_OWN})",
+            _NAME,
+        ),
     ),
 )
 

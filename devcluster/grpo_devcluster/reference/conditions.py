@@ -75,6 +75,9 @@ _REASONS = {
     "`scheduling.unhealthyNodes.maxNodesPercent`.",
     "StoreFull": "The store has too little room for the next checkpoint, which is put off. The job trains. "
     "Free what the message says, or enlarge the store.",
+    "MemoryCopiesFail": "Copies of `checkpoint.memory` fail again and again. The job trains, but the loss of "
+    "a pod would repeat all steps since the last checkpoint. See the "
+    "[runbook](../guides/runbooks.md#grpomemorycopiesfail).",
     "PodsRemain": "A deleted job waits for the end of its pods, before its folder in the store is removed.",
     "RemovingStore": "The folder of a deleted job is being removed: see "
     "[checkpoints](../guides/checkpoints.md#delete-a-job).",

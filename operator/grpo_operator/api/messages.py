@@ -72,6 +72,14 @@ class RecoveryReport(Message):
     parts: dict[str, str] = Field(default_factory=dict)
 
 
+class MemoryCopies(Message):
+    """Copies in the memory of the training pods; see MemoryCopiesStatus. ``problem``: the last failure."""
+
+    step: int | None = None
+    failures: int = 0
+    problem: str = ""
+
+
 class TrainerProcess(Message):
     """One rank of the training gang: its node address and process id."""
 
@@ -144,8 +152,9 @@ class ControllerStatus(Message):
     ``attempt``: starts of the controller or of the training gang; 0 until the controller has read the
     run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean``,
     ``tokens_per_second_per_gpu`` and ``step_seconds`` are those of the last step. ``last_checkpoint``: step
-    of the newest complete checkpoint, and ``checkpoint_location`` its folder. ``stalled``: why the run makes
-    no progress, or "".
+    of the newest complete checkpoint, ``checkpoint_location`` its folder, and ``checkpoint_time`` when it was
+    complete (RFC 3339, UTC), "" if this controller has found it. ``memory_copies``: None without
+    checkpoint.memory and before the first restore. ``stalled``: why the run makes no progress, or "".
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
@@ -176,6 +185,8 @@ class ControllerStatus(Message):
     step_seconds: float | None = None
     last_checkpoint: int | None = None
     checkpoint_location: str = ""
+    checkpoint_time: str = ""
+    memory_copies: MemoryCopies | None = None
     restored: RestoredState | None = None
     attempt: int = 0
     restarts: RestartCounts = Field(default_factory=RestartCounts)

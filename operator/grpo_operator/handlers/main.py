@@ -22,6 +22,7 @@ from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.background import Pauses, keep_running, succeeds
 from grpo_operator.handlers.gpu_health import GpuHealth
 from grpo_operator.handlers.health import Health, HealthCollector, HealthServer
+from grpo_operator.handlers.job_times import JobTimesCollector
 from grpo_operator.handlers.kopf_storage import NoProgress, NullDiffBase
 from grpo_operator.handlers.leader import Leader, lease_name
 from grpo_operator.handlers.metrics import JobCollector
@@ -94,7 +95,11 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     )
     memo.probes = HealthServer(health, port=HEALTH_PORT)
     await memo.probes.start()
-    for collector in (JobCollector(cache, lambda: leader.leads), HealthCollector(health)):
+    for collector in (
+        JobCollector(cache, lambda: leader.leads),
+        JobTimesCollector(cache, lambda: leader.leads, chart.phase_seconds),
+        HealthCollector(health),
+    ):
         REGISTRY.register(collector)
     start_http_server(METRICS_PORT)
     memo.tasks = [asyncio.create_task(keep_running(name, run)) for name, run in tasks.all().items()]

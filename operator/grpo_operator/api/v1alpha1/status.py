@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources, ShortString
+from grpo_operator.api.v1alpha1.checkpoint_status import CheckpointStatus, MemoryCopiesStatus
 from grpo_operator.api.v1alpha1.export_status import ExportStatus
 from grpo_operator.api.v1alpha1.goodput import GoodputStatus
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -21,6 +22,7 @@ MAX_SICK_NODES = 32  # in a job's status
 MAX_STRAGGLERS = 8
 MAX_VALIDATION_SETS = 16
 MAX_FAILING_NODES = 32
+PARKED = "Parked"  # reason of a job whose trainers wait, alive; metrics name it in place of the phase
 
 
 class Phase(StrEnum):
@@ -107,14 +109,6 @@ class EngineStatus(Model):
     hosts: list[EngineHostStatus] | None = Field(
         None, max_length=64, description="pods of an engine of several pods (nodesPerEngine above 1)"
     )
-
-
-class CheckpointStatus(Model):
-    """Newest complete checkpoint."""
-
-    step: int = Field(description="last finished step in the checkpoint")
-    location: str = Field(max_length=1024, description="directory inside the pods")
-    complete: bool = Field(description="true if the commit marker exists")
 
 
 class TokensStatus(Model):
@@ -300,10 +294,12 @@ class GRPOJobStatus(Model):
     tokens_per_second_per_gpu: str | None = Field(
         None, max_length=32, description="tokens per second and trainer GPU in the last step"
     )
+    step_seconds: str | None = Field(None, max_length=32, description="duration of the last step in seconds")
     eta: str | None = Field(
         None, max_length=16, description="time until totalSteps at the pace of the last step, as in 2h05m"
     )
     last_checkpoint: CheckpointStatus | None = None
+    memory_copies: MemoryCopiesStatus | None = None
     train: PoolCount | None = None
     spares: SpareCount | None = None
     rollout: PoolCount | None = None
@@ -334,6 +330,14 @@ class GRPOJobStatus(Model):
         None,
         description="number of times that the trainers were parked: they waited, alive, because too "
         "few engines served, or the reward or room in the store was away",
+    )
+    parked_since: str | None = Field(
+        None, max_length=32, description="time since which the trainers are parked (RFC 3339, UTC)"
+    )
+    progressed_at: str | None = Field(
+        None,
+        max_length=32,
+        description="time at which the job entered its phase, or finished a step in it (RFC 3339, UTC)",
     )
     resumed_from: ResumedFromStatus | None = None
     resumption: ResumptionStatus | None = None

@@ -12,7 +12,6 @@ from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
     MAX_SICK_NODES,
-    CheckpointStatus,
     GRPOJobStatus,
     LayoutStatus,
     Phase,
@@ -26,9 +25,11 @@ from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
+from grpo_operator.plan.status.checkpoints import checkpoint_statuses
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 from grpo_operator.plan.status.engine_start import engine_start_failure
 from grpo_operator.plan.status.goodput import goodput_status
+from grpo_operator.plan.status.phase_times import parked_since, progressed_at
 from grpo_operator.plan.status.problems import cause_of_end, problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.status.remaining import remaining
@@ -54,10 +55,13 @@ def refused_status(
     conditions.set("Failed", False, reason)
     conditions.set("Reconciling", waits, reason, message if waits else "")
     conditions.set("Stalled", not waits, reason, "" if waits else message)
-    return GRPOJobStatus.of_any_release(_old(job)).model_copy(
+    old, phase = GRPOJobStatus.of_any_release(_old(job)), Phase.WAITING if waits else Phase.INVALID
+    return old.model_copy(
         update={
             "observed_generation": generation,
-            "phase": Phase.WAITING if waits else Phase.INVALID,
+            "phase": phase,
+            "progressed_at": progressed_at(old, phase, old.step, now),
+            "parked_since": None,
             "reason": reason,
             "eta": None,
             "train": None,
@@ -95,7 +99,7 @@ def job_status(
     cause = cause_of_end(phase, observed, _condition(_old(job), "Failed"))
     train, spares = _ranks(spec, observed), _spares(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
-    values = _from_controller(old, observed.controller)
+    values = _from_controller(old, observed.controller, now)
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
     path = str(job_weight_path(spec, pool))
     if is_terminal(_old(job)):  # a shared pool may have been deleted since
@@ -106,6 +110,8 @@ def job_status(
             "observed_generation": job["metadata"]["generation"],
             "phase": phase,
             "reason": blocked.reason or problem.reason or cause or None,
+            "progressed_at": progressed_at(old, phase, values["step"], now),
+            "parked_since": parked_since(old, phase, observed.controller, now),
             "eta": remaining(spec.total_steps, observed.controller) if phase == Phase.TRAINING else None,
             "total_steps": spec.total_steps,
             "progress": f"{values['step'] or 0}/{spec.total_steps}",
@@ -238,15 +244,15 @@ def _message_of(status: dict[str, Any], kind: str) -> str:
     return str(_condition(status, kind).get("message", ""))
 
 
-def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) -> dict[str, Any]:
+def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None, now: str) -> dict[str, Any]:
     """Return the status fields that the controller reports.
 
     A field that the controller does not know yet keeps its old value.
     """
     if controller is None:
         return {"step": old.step}
-    version, checkpoint = controller.weight_version, controller.last_checkpoint
-    reward, speed = controller.reward_mean, controller.tokens_per_second_per_gpu
+    version, reward = controller.weight_version, controller.reward_mean
+    speed, seconds = controller.tokens_per_second_per_gpu, controller.step_seconds
     # A controller that has just started has not read the run's record yet, and then has restored no step.
     restored = controller.attempt and controller.restored is not None
     values: dict[str, Any] = {"step": controller.step if restored else old.step}
@@ -276,10 +282,9 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
         values["reward_mean"] = f"{reward:.3f}"
     if speed is not None:
         values["tokens_per_second_per_gpu"] = f"{speed:.1f}"
-    if checkpoint is not None:
-        location = controller.checkpoint_location
-        values["last_checkpoint"] = CheckpointStatus(step=checkpoint, location=location, complete=True)
-    return values
+    if seconds is not None:
+        values["step_seconds"] = f"{seconds:.1f}"
+    return values | checkpoint_statuses(old, controller, now)
 
 
 def _conditions(

@@ -5,6 +5,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.status.checkpoints import copies_problem
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Problem
 from grpo_operator.plan.status.stragglers import straggler_problem
 
@@ -48,6 +49,7 @@ def _problems(phase: Phase, observed: Observed) -> Iterator[Problem]:
     if controller is None:
         return
     yield Problem("StoreFull", controller.checkpoint_problem)
+    yield copies_problem(controller)
     if phase != Phase.RECOVERING:
         yield straggler_problem(observed)
         yield Problem("NoRdma", controller.network_problem)

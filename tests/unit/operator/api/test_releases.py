@@ -13,6 +13,7 @@ from grpo_operator.api.messages import (
     ControllerStatus,
     EngineHost,
     EngineSummary,
+    MemoryCopies,
     Message,
     ProfileOrder,
     ProfileReport,
@@ -40,6 +41,7 @@ MESSAGES = [
     ControllerStatus(
         restored=RestoredState(step=1, source="store"),
         restarts=RestartCounts(job=1),
+        memory_copies=MemoryCopies(step=3),
         trainers=[TrainerProcess(rank=0, address="10.0.0.1", pid=7)],
         tokens=TokensStatus(end=[1], pad=0, chat_template=True),
         data=DataStatus(rows=3),

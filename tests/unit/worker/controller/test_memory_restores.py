@@ -49,6 +49,8 @@ def test_the_status_names_the_newest_checkpoint_of_the_store(
     assert _without_attempts(world.run()) == _without_attempts(calm)
     restored = world.board.get().restored
     assert restored is not None and (restored.step, restored.source) == (1, "memory")
+    copies = world.board.get().memory_copies
+    assert copies is not None and copies.step is not None and copies.step >= 1
     for seen in world.seen:
         step = seen.last_checkpoint
         assert step is None or step % 4 == 0 or step == 6, "steps 4 and 6 are saved in the store, no other"

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.checkpointing.store import Origin, commit, directory
+from grpo_worker.common.clock import utc_time
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -127,10 +128,12 @@ def test_a_checkpoint_counts_in_the_middle_of_the_next_step(store: Store) -> Non
     checkpoints.after_step(2, 1)
     _settle(checkpoints)
     checkpoints.poll()
-    assert board.get().last_checkpoint is None
+    assert board.get().last_checkpoint is None and board.get().checkpoint_time == ""
     store.writing = False
+    before = utc_time()
     checkpoints.poll()
     assert board.get().last_checkpoint == 2 and checkpoints.stored == 2
+    assert before <= board.get().checkpoint_time <= utc_time()
 
 
 def test_a_checkpoint_that_is_due_begins_once_the_one_before_is_complete(store: Store) -> None:

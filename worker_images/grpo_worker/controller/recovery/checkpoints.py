@@ -15,8 +15,10 @@ from grpo_worker.checkpointing.store import (
     remove_remains,
     step_and_attempt,
 )
+from grpo_worker.common.clock import utc_time
 from grpo_worker.common.store_path import JobFolder, StorePath
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
+from grpo_worker.controller.recovery.copy_outcomes import CopyOutcomes
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.store_room import StoreRoom
@@ -82,8 +84,9 @@ class RunCheckpoints:
         self._memory: MemoryTier | None = None
         if memory is not None:
             self._memory = MemoryTier(
-                trainers, memory.every_steps, memory.replicas, folder.store / "memory.json"
-            )
+                trainers, memory.every_steps, memory.replicas, folder.store / "memory.json",
+                CopyOutcomes(lambda report: board.update(memory_copies=report)),
+            )  # fmt: skip
 
     @property
     def stored(self) -> int:
@@ -288,13 +291,20 @@ class RunCheckpoints:
 
     def _note_complete(self, steps_by_rank: list[list[int]]) -> None:
         for step in steps_by_rank[0]:
-            self._note_stored(directory(self._root, step, self._trainers.attempt))
+            self._note_stored(directory(self._root, step, self._trainers.attempt), utc_time())
             self._saving = None
+            if self._memory is not None:
+                self._memory.note_stored(step)
             if self._due:
                 self._room.look()
 
-    def _note_stored(self, checkpoint: StorePath) -> None:
-        """Note the newest complete checkpoint; the one of step 0 is the initial state."""
+    def _note_stored(self, checkpoint: StorePath, time: str = "") -> None:
+        """Note the newest complete checkpoint; the one of step 0 is the initial state.
+
+        ``time``: when it was complete, or "" if it has been found.
+        """
         self._stored = step_and_attempt(checkpoint)[0]
         location = str(checkpoint) if self._stored else ""
-        self._board.update(last_checkpoint=self._stored or None, checkpoint_location=location)
+        self._board.update(
+            last_checkpoint=self._stored or None, checkpoint_location=location, checkpoint_time=time
+        )

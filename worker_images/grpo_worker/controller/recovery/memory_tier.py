@@ -20,6 +20,7 @@ from grpo_worker.common.errors import LONGEST
 from grpo_worker.common.files import write_text
 from grpo_worker.common.patient_http import patient_transport
 from grpo_worker.common.store_path import StorePath, has_file, remove_file
+from grpo_worker.controller.recovery.copy_outcomes import CopyOutcomes
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,10 @@ class MemoryTier:
     of that folder is part of every seal.
     """
 
-    def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: StorePath) -> None:
+    def __init__(
+        self, trainers: TrainerGang, every: int, replicas: int, file: StorePath,
+        outcomes: CopyOutcomes | None = None,
+    ) -> None:  # fmt: skip
         self._trainers = trainers
         self._every = every
         self._replicas = replicas
@@ -47,7 +51,8 @@ class MemoryTier:
         self._records: Future[None] = Future()  # that the snapshot in progress needs
         self._complete: str | None = None  # name of the newest complete one
         self._kept: str | None = None  # the complete one that stays meanwhile
-        self._copying: Future[None] | None = None
+        self._copying: Future[str] | None = None  # of what the copies lack, or ""
+        self.outcomes = outcomes or CopyOutcomes()
 
     def due(self, step: int) -> bool:
         """Return whether to take a snapshot after ``step``: not while the previous one is in progress."""
@@ -67,21 +72,31 @@ class MemoryTier:
 
     def poll(self) -> None:
         """Continue the snapshot in progress."""
-        if self._copying is not None and self._copying.done():
+        if self._taken is not None and self._copying is not None and self._copying.done():
             problem = self._copying.exception()
             if problem is not None:
                 log.warning("the snapshot failed: %r", problem)
+                self.outcomes.failed(f"snapshot {self._taken['name']} failed: {problem!r}")
+            else:
+                self.outcomes.complete(self._taken["step"], self._copying.result())
             self._copying = self._taken = None
         if self._taken is None or self._copying is not None:
             return
         written = self._trainers.call("snapshot_written", self._taken["name"])
         errors = [answer for answer in written if isinstance(answer, str)]
         if errors:
-            log.warning("snapshot %s failed on %d ranks: %s", self._taken["name"], len(errors), errors[0])
+            text = f"snapshot {self._taken['name']} failed on {len(errors)} ranks: {errors[0]}"
+            log.warning("%s", text)
+            self.outcomes.failed(text)
             self._taken = None  # the next step takes another one
         elif all(written):
             sources = self._trainers.sources()
             self._copying = self._threads.submit(self._replicate, self._taken, sources, self._records)
+
+    def note_stored(self, step: int) -> None:
+        """Note that the store has a complete checkpoint of ``step``."""
+        if self._taken is not None and self._taken["step"] < step:
+            self.outcomes.overtaken(self._taken["step"], step)
 
     def begin_attempt(self) -> None:
         """Discard the snapshot in progress: the gang that took it has ended."""
@@ -91,6 +106,7 @@ class MemoryTier:
         """Load the newest snapshot if it is complete and newer than step ``after``, else return None."""
         record = self._read()
         self._complete = record["name"] if record else None
+        self.outcomes.found(record["step"] if record else None)
         if record is None or record["step"] <= after:
             return None
         name = record["name"]
@@ -101,13 +117,16 @@ class MemoryTier:
         targets = {rank: [url] for rank, url in self._trainers.sources().items()}
         if holders.keys() != targets.keys() or not self._pull_all(name, targets, holders):
             log.warning("snapshot %s is no longer complete", name)
+            self.outcomes.lost(f"snapshot {name} is no longer complete")
             return None
         remove_file(self._file)  # if loading fails, the next attempt uses the checkpoint in the store
         self._trainers.call("load_snapshot", name)
         self._write(record)
         return Restored(record["step"], record["state"], "memory", attempt_of(name))
 
-    def _replicate(self, taken: dict[str, Any], sources: dict[int, str], records: "Future[None]") -> None:
+    def _replicate(self, taken: dict[str, Any], sources: dict[int, str], records: "Future[None]") -> str:
+        """Bring a snapshot to the next pods and record it; return what it lacks there, or ""."""
+        lacks = ""
         holders = {rank: [url] for rank, url in sources.items()}
         if not self._ask_all("/v1/snapshots/seals", taken["name"], holders):
             raise RuntimeError(f"snapshot {taken['name']} is not sealed")
@@ -116,9 +135,12 @@ class MemoryTier:
             if self._pull_all(taken["name"], further, {rank: [url] for rank, url in sources.items()}):
                 for rank, urls in further.items():
                     holders[rank] += urls
+            else:
+                lacks = f"snapshot {taken['name']} is missing in pods that should hold a copy"
         records.result()
         if taken is self._taken:  # else a new attempt has begun
             self._write(taken | {"holders": holders})
+        return lacks
 
     def _pull_all(self, name: str, to: dict[int, list[str]], holders: dict[int, list[str]]) -> bool:
         bodies = {rank: {"holders": urls, "kept": self._kept} for rank, urls in holders.items()}
