@@ -46,6 +46,7 @@ from support.runs import assert_same_steps, recoveries
 
 DEADLINE = 20  # seconds of weightSync.timeoutSeconds
 RECOVERY = 360  # seconds, of each restart
+MORE = 50  # steps that the job is to train until a test lowers their number
 POOL_TIMEOUT = 4 * DEADLINE  # seconds that a step waits for engines before the trainers are parked
 
 
@@ -54,7 +55,8 @@ def job(start: Start, undisturbed: list[dict[str, Any]]) -> JobView:
     # The store's checkpoints are rare, so lost steps are restored from the pods' memory.
     store = {"path": "/var/lib/grpo-devcluster/data"}
     memory = {"store": store, "everySteps": 20, "memory": {"everySteps": 1}}
-    return start("disturbed", checkpoint=memory, weightSync={"timeoutSeconds": DEADLINE})
+    weights = {"timeoutSeconds": DEADLINE}
+    return start("disturbed", steps=STEPS + MORE, checkpoint=memory, weightSync=weights)
 
 
 def _restarted(job: JobView, count: int) -> None:
@@ -113,6 +115,22 @@ def test_users_read_metrics_status_logs_and_the_page_of_the_job(job: JobView, tm
         assert httpx.get(steps, timeout=120).json()["new"]["last"]["step"] >= 8
     shown = _grpo("status", job.name)
     assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
+
+
+def test_steps_and_limits_change_while_the_job_runs(job: JobView) -> None:
+    """Lower the number of steps; the job must end there, which the last tests check."""
+    before, restarts = uids(job), report(job)["restarts"]
+    assert job.status()["totalSteps"] == STEPS + MORE
+    change = json.dumps({"spec": {"totalSteps": STEPS, "restartPolicy": {"maxRestarts": 7}}})
+    job.kubectl("patch", "grpojob", job.name, "--type=merge", "-p", change)
+    until("the controller follows", lambda: job.status()["totalSteps"] == STEPS, 120)
+    assert job.status()["progress"].endswith(f"/{STEPS}")
+    (controller,) = job.pods("controller")
+    log = job.kubectl("logs", controller["metadata"]["name"], "-c", "controller")
+    assert "spec.restartPolicy.maxRestarts is now 7 (before: 10)" in log
+    events = job.kubectl("get", "events", f"--field-selector=involvedObject.name={job.name}")
+    assert "TotalStepsChanged" in events
+    assert uids(job) == before and report(job)["restarts"] == restarts
 
 
 def _consumed(job: JobView, step: int) -> list[str]:

@@ -28,6 +28,7 @@ from grpo_worker.checkpointing.store import (
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.inputs import Inputs
+from grpo_worker.controller.live_fields import LiveFields
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.model_files import open_model
 from grpo_worker.controller.recovery.departure import Departure
@@ -101,6 +102,10 @@ class Ranks:
 
     def death(self) -> GangError:
         return GangError("the processes of rank 1 on trainer-0 (10.0.0.2) have ended", [1])
+
+    def _decay_over(self, updates: int) -> list[None]:
+        self._world.decays.append((self._world.updates, updates))
+        return [None, None]
 
     def _stop_trace(self) -> list[Traced]:
         return [Traced(f"trainer-rank-{rank}.json") for rank in range(2)]
@@ -301,6 +306,7 @@ class World:
         self.store = store
         self.folder = JobFolder(store, store)
         self.fork_from: Path | None = None  # folder of the job of checkpoint.resumeFrom
+        self.job_file: Path | None = None  # that a test changes while the job runs
         self.resumes = 0  # times that the job was resumed after its end
         self.starts = 0
         self.model = ""  # digest
@@ -322,6 +328,7 @@ class World:
         self.routing_replay = False
         self.transport = Transport()  # that NCCL chose, if the ranks have GPUs
         self.damaged: set[str] = set()  # checkpoints in which ranks read changed values
+        self.decays: list[tuple[int, int]] = []  # updates that were done, and those of the whole job
         self.exports: list[tuple[str, int]] = []  # name and updates of the weights
         self.exported: Callable[[], bool] = lambda: True  # the export that was begun is complete
         self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch
@@ -364,9 +371,8 @@ class World:
         pool = cast(RolloutPool, self.engines)
         kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
         weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)
-        failures = FailureHandler(
-            RunRecord.load(self.folder.store / "run.json"), self.spec.restart_policy, self.departure
-        )
+        record, live = RunRecord.load(self.folder.store / "run.json"), LiveFields.of(self.spec, self.job_file)
+        failures = FailureHandler(record, live, self.departure)
         failures.resume(self.resumes)
         fork = Fork.of(self.spec, str(self.fork_from) if self.fork_from else None)
         inputs = Inputs(model, source, cast(Any, self.engines), fork, self.validation_sets())

@@ -103,6 +103,7 @@ _REASONS = {
     "Reconciled": "The children of the pool are applied.",
     "Resumed": f"{_EVENT} The job goes on after its end; the message says why.",
     "ResumeRefused": f"{_EVENT} The annotation `rl.grpo.dev/resume` changes nothing; the message says why.",
+    "TotalStepsChanged": f"{_EVENT} The controller of a running job has taken over a changed `totalSteps`.",
     "TrainingRestarted": f"{_EVENT} The gang was restarted; the message names the cause.",
     "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
     "Released": f"{_EVENT} No job writes weights to the pool any more.",

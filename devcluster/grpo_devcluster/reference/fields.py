@@ -23,6 +23,7 @@ def crd_page(crd: Path) -> str:
         f"`apiVersion: {spec['group']}/{version['name']}`, `kind: {names['kind']}`; short name: `{short}`.\n",
         "Fields without a default are optional unless they are marked *required*. ",
         "`kubectl explain` shows the same texts.\n",
+        _rules(schema, deep=False),
     ]
     for part in ("spec", "status"):
         parts += _sections(part, schema["properties"][part])

@@ -23,12 +23,14 @@ class Model(BaseModel):
     ``rules`` and ``update_rules`` become ``x-kubernetes-validations`` in the CRD. ``rules`` are also
     checked whenever a model is built, so that the API server, the command line and the controller
     accept the same specs. For the same reason texts are no numbers, unless ``from_text`` is set: then the
-    fields come from a text.
+    fields come from a text. ``object_rules`` of a spec are update rules over the whole object with its
+    status.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[Rule[Any], ...]] = ()
     update_rules: ClassVar[tuple[UpdateRule, ...]] = ()
+    object_rules: ClassVar[tuple[UpdateRule, ...]] = ()
     from_text: ClassVar[bool] = False
     _numbers: ClassVar[dict[str, type]] = {}
 

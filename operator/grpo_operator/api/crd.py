@@ -12,7 +12,6 @@ from typing import Any, get_args
 import yaml
 
 from grpo_operator.api.base import GROUP, LONGEST_NAME, VERSION, Model
-from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
 from grpo_operator.api.v1alpha1.status import Condition, GRPOJobStatus
@@ -74,6 +73,7 @@ def _crd(
         "message": f"metadata.name must have at most {longest_name} characters: names of pods and services "
         "derive from it",
     }
+    object_rules = [rule.validation() for rule in models[0].object_rules]
     version = {
         "name": VERSION,
         "served": True,
@@ -91,7 +91,7 @@ def _crd(
                     "spec": spec,
                     "status": status,
                 },
-                "x-kubernetes-validations": [name_rule],
+                "x-kubernetes-validations": [name_rule, *object_rules],
             }
         },
     }
@@ -149,9 +149,10 @@ def _inline(node: Any, defs: dict[str, Any]) -> Any:
 
 
 def _add_rules(schema: dict[str, Any], model: type[Model]) -> None:
-    rules: list[Rule[Any] | UpdateRule] = [*model.rules, *model.update_rules]
+    rules = [{"rule": rule.cel, "message": rule.message} for rule in model.rules]
+    rules += [rule.validation() for rule in model.update_rules]
     if rules:
-        schema["x-kubernetes-validations"] = [{"rule": r.cel, "message": r.message} for r in rules]
+        schema["x-kubernetes-validations"] = rules
     for name, field in model.model_fields.items():
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, Model):

@@ -5,12 +5,13 @@ and `Model` checks the Python side. A unit test evaluates both sides on the same
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
+from pydantic.fields import FieldInfo
 
 SpecType = TypeVar("SpecType", bound=BaseModel)
 # A field that a CEL expression reads; "(" marks a method call, whose name is no field.
@@ -44,11 +45,36 @@ class Rule(Generic[SpecType]):
 class UpdateRule:
     """A condition on an update, over ``self`` and ``oldSelf``.
 
-    It has no Python side: only the API server knows the object before the update.
+    It has no Python side: only the API server knows the object before the update. ``field``: path of the
+    field at fault, where it is not the one that the rule belongs to.
     """
 
     cel: str
     message: str
+    field: str = ""
+
+    def validation(self) -> dict[str, str]:
+        """Return the entry of x-kubernetes-validations."""
+        return {"rule": self.cel, "message": self.message} | ({"fieldPath": self.field} if self.field else {})
+
+
+def unchanged(model: type[BaseModel], path: str, names: Iterable[str]) -> str:
+    """Return the CEL expression that the fields ``names`` of the object at ``path`` stay as they are."""
+    fields = ((name, model.model_fields[name]) for name in names)
+    return " && ".join(_unchanged(f"{path}.{field.alias or name}", field) for name, field in fields)
+
+
+def _unchanged(path: str, field: FieldInfo) -> str:
+    old, new = f"oldSelf.{path}", f"self.{path}"
+    same = f"{old} == {new}"
+    return same if _always_there(field) else f"has({old}) == has({new}) && (!has({new}) || {same})"
+
+
+def _always_there(field: FieldInfo) -> bool:
+    """Return whether the API server refuses objects without the field, or sets its default."""
+    if field.default_factory is not None:
+        return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return field.is_required() or field.default is not None
 
 
 def _scalar(spec: BaseModel, path: str) -> str | None:

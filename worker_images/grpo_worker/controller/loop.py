@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
+_UNSAVED = 120.0  # seconds for ranks to start and save steps in the pods' memory before a suspension
 _LAST_RECORDS = 10.0  # seconds for the last step's record, which the page of a failed job shows
 
 
@@ -64,13 +66,13 @@ class GrpoLoop:
 
         ``rollout_gpus``: of all engines.
         """
-        self._departure = failures.departure
+        self._departure, self._live = failures.departure, failures.live
         self._departure.watch(trainers)
         self._spec = spec
         self._clock = clock
         self._board = board
         self._trainers = trainers
-        self._pool = pool
+        self._pool, self._client = pool, client
         self._source = inputs.source
         self._reward = inputs.reward
         engines = 0 if spec.shares_gpus else rollout_gpus
@@ -112,6 +114,7 @@ class GrpoLoop:
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
+        self._down: float | None = clock.now()  # since when no ranks train; None: they do
 
     def run(self) -> None:
         """Train until ``totalSteps`` are done, the job has failed, or another controller has taken over."""
@@ -127,8 +130,9 @@ class GrpoLoop:
         while not (self._record.failed or self._departure.own):
             try:
                 self._begin()
+                self._down = None
                 with self._departure.holding():
-                    while self._step < self._spec.total_steps:
+                    while self._lacks_steps():
                         self._suspend_if_requested()
                         self._one_step()
                     self._finish()
@@ -144,7 +148,7 @@ class GrpoLoop:
         if self._record.failed:
             wait(self._background, _LAST_RECORDS)
             self._records.settle()
-            write_page(self._page, self._record.check_claims)
+            self._write_page()
             self._board.update(
                 phase=Phase.FAILED, message=self._record.failed, regressed=self._record.regressed,
                 validation=self._validator.results,
@@ -160,12 +164,14 @@ class GrpoLoop:
         """
         self._pool.hold()  # ends a wait of the previous attempt for engines
         previous, self._background = self._background, []
+        self._suspend_without_ranks()
+        self._follow_job_file()
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
         self._checkpoints.begin_attempt(self._record.attempt)
         self._report(message="waiting for the training pool", next_attempt="")
         self._recovery.enters(Part.START)
-        self._trainers.acquire(self._show, self._failures.avoided_nodes)
+        self._trainers.acquire(self._wait_for_pods, self._failures.avoided_nodes)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
         self._trainers.start(self._record.attempt)
@@ -177,7 +183,7 @@ class GrpoLoop:
         self._report(restored={"step": restored.step, "source": restored.source})
         wait(previous)  # the results of the previous attempt are of no use any more
         self._resume(restored)
-        self._training.begin_attempt()
+        self._training.begin_attempt(self._spec.restart_policy.stragglers)
         self._traces.begin_attempt()
         self._weights.after_trainers_start()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
@@ -202,6 +208,23 @@ class GrpoLoop:
         self._records.truncate(self._step)
         self._samples.truncate(self._step)
         self._validator.begin_attempt(self._step, self._record.attempt, self._record.went_on_from(self._step))
+
+    def _lacks_steps(self) -> bool:
+        """Return whether steps are missing, by the job's file as it is now."""
+        self._follow_job_file()
+        return self._step < self._spec.total_steps
+
+    def _follow_job_file(self) -> None:
+        """Take over what has changed in the job's file. A job that is cut short keeps the steps it has."""
+        self._live.look()
+        total, policy = max(self._live.total_steps, self._step), self._live.restart_policy
+        if total == self._spec.total_steps and policy is self._spec.restart_policy:
+            return
+        self._spec = self._live.current(self._spec).model_copy(update={"total_steps": total})
+        self._traces.last_step = self._validator.total_steps = total
+        self._client.hang_seconds = float(policy.hang_limit)
+        self._board.update(total_steps=total)
+        self._trainers.follow(self._spec)
 
     def _check_engines(self) -> str:
         """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
@@ -265,12 +288,9 @@ class GrpoLoop:
 
     def _count_stragglers(self) -> None:
         """Count against their nodes the ranks that have become stragglers in this step."""
-        for one in self._training.watch.stragglers:
-            if one.steps == self._spec.restart_policy.stragglers.steps:
-                node = self._trainers.hosts[one.rank].node
-                self._failures.count_slow(
-                    node, f"rank {one.rank} computes {one.ratio} times its peers' median"
-                )
+        for one in self._training.watch.new:
+            node = self._trainers.hosts[one.rank].node
+            self._failures.count_slow(node, f"rank {one.rank} computes {one.ratio} times its peers' median")
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:
         """Return the samples of the next step, for which the trainers wait as long as engines need."""
@@ -395,6 +415,22 @@ class GrpoLoop:
             self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
 
+    def _suspend_without_ranks(self) -> None:
+        """Suspend the job if that is requested while no ranks train, for example because no node fits them.
+
+        What is only in the pods' memory would be lost, so its ranks get time to start first.
+        """
+        unsaved = _UNSAVED if self._spec.checkpoint.memory else 0.0
+        began, board = self._down, self._board.get()
+        if not board.suspend_requested or began is None or self._clock.now() - began < unsaved:
+            return
+        self._report(phase=Phase.SUSPENDED, message="no ranks run; the job resumes from its last checkpoint")
+        self._gpus.stops(SUSPENDED)
+        with self._failures.idle(), self._departure.idle():
+            self._board.wait_until_resumed()
+        self._gpus.stops("infrastructure")
+        self._report(phase=board.phase)
+
     def _finish(self) -> None:
         if self._spec.validation is not None:
             self._validate_last()
@@ -404,13 +440,17 @@ class GrpoLoop:
         self._trainers.stop()
         self._gpus.save().result()
         self._records.end()
-        write_page(self._page, self._record.check_claims)  # the pods may be deleted after the report
+        self._write_page()  # the pods may be deleted after the report
         self._failures.finished()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
+
+    def _write_page(self) -> None:
+        write_page(replace(self._page, total_steps=self._spec.total_steps), self._record.check_claims)
 
     def _end_attempt(self, failure: Failure) -> None:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
         message, seconds = failure.message[:500], 0.0
+        self._down = self._clock.now() if self._down is None else self._down
         self._gpus.stops(failure.cause)
         self._recovery.begins(failure.cause, failure.since, message)
         if failure.final:
@@ -444,6 +484,10 @@ class GrpoLoop:
 
     def _show(self, message: str) -> None:
         self._report(message=message)
+
+    def _wait_for_pods(self, message: str) -> None:
+        self._show(message)
+        self._suspend_without_ranks()
 
     def _report(self, **changes: Any) -> None:
         """Update the status: ``changes``, and what is derived from the state of the loop."""

@@ -13,8 +13,9 @@ from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.common.store_problems import with_store_problem
-from grpo_worker.controller.config import load_job_config, pool_timeout
+from grpo_worker.controller.config import JOB_FILE, load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
+from grpo_worker.controller.live_fields import LiveFields
 from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.object_store import await_store
@@ -61,11 +62,15 @@ def main() -> None:
         max_running=config.max_running_requests,
     )
     export(client)
-    stalled = partial(client.stalled, spec.stall_seconds)
+    live = LiveFields.of(spec, JOB_FILE)
+
+    def stalled() -> str:
+        return client.stalled(live.current(spec).stall_seconds)
+
     pages = PageRoutes(board, JobFolder.of(spec.checkpoint.store, config.store)).routes()
     serve_in_background(application(board, pool.table.entries, stalled, pages))
     try:
-        run(config, board, partial(build_loop, config, board, pool, client), departure=departure)
+        run(config, board, partial(build_loop, config, board, pool, client), departure=departure, live=live)
         log.info("job ended: %s", board.get().phase)
         if not departure.own:
             signal.pause()
@@ -80,8 +85,9 @@ def run(
     build: "Callable[[FailureHandler], GrpoLoop]",
     clock: Clock = SYSTEM_CLOCK,
     departure: Departure | None = None,
+    live: LiveFields | None = None,
 ) -> None:
-    """Build the loop and run it.
+    """Build the loop and run it. ``live``: default: no field of the job changes while it runs.
 
     Wrong files and fields end the job without a retry. Other failures, and the death of the controller before
     this one, are counted and retried.
@@ -95,7 +101,7 @@ def run(
         return
     record = RunRecord.load(store / "run.json")
     nodes = config.spec.trainer.nodes
-    failures = FailureHandler(record, config.spec.restart_policy, departure, nodes)
+    failures = FailureHandler(record, live or LiveFields.of(config.spec), departure, nodes)
     failures.resume(config.resumes)
 
     def back_off(message: str, seconds: float) -> None:

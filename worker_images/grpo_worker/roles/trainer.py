@@ -142,6 +142,13 @@ class TrainerWorker(WeightMethods, CheckpointMethods, WatchMethods):
         return critic.update(batch, config.cliprange_value)
 
     @register(Dispatch.ONE_TO_ALL)
+    def decay_over(self, updates: int) -> None:
+        """Let the learning rates decay over another number of optimizer steps of the whole job."""
+        for model in (self._models.policy, self._models.critic):
+            if model is not None:
+                model.trainable.decay_over(updates)
+
+    @register(Dispatch.ONE_TO_ALL)
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
         self._models.policy.refresh_reference()

@@ -107,6 +107,15 @@ class RolloutClient:
         """Number of samples that wait for room on an engine."""
         return self._dispatcher.queued
 
+    @property
+    def hang_seconds(self) -> float:
+        """Seconds without a token after which samples leave an engine."""
+        return self._dispatcher.hang_seconds
+
+    @hang_seconds.setter
+    def hang_seconds(self, seconds: float) -> None:
+        self._dispatcher.hang_seconds = seconds
+
     def set_sampling(self, params: dict[str, Any], experts: ExpertLayers | None = None) -> None:
         """Set the parameters of all later requests.
 

@@ -54,11 +54,11 @@ class Dispatcher:
         """``newer``: engines with later versions may continue a sample.
 
         ``patience``: seconds that samples wait while no engine serves their version. ``hang_seconds``:
-        seconds without a token after which an engine is suspected. ``default``: load of engines that report
-        none. ``problem``: receives what delays samples.
+        seconds without a token after which an engine is suspected; they may change. ``default``: load of
+        engines that report none. ``problem``: receives what delays samples.
         """
         self._table, self._http = table, http
-        self._newer, self._patience, self._hang = newer, patience, hang_seconds
+        self._newer, self._patience, self.hang_seconds = newer, patience, hang_seconds
         self._placement, self._trials = Placement(default), Trials()
         self._queues: dict[int, list[tuple[int, int, _Wanted]]] = {}
         self._ties = itertools.count()
@@ -264,11 +264,12 @@ class Dispatcher:
         entries = {entry.name: entry for entry in self._table.entries()}
         now = _now()
         for name, active in self._active.items():
-            silent = bool(active.leases) and now - active.moved >= self._hang
-            lost = active.has_lost_some(now - self._hang)
-            late = [lease for lease in active.leases if silent or (lost and now - lease.moved >= self._hang)]
+            silent = bool(active.leases) and now - active.moved >= self.hang_seconds
+            stuck = now - self.hang_seconds
+            lost = active.has_lost_some(stuck)
+            late = [lease for lease in active.leases if silent or (lost and lease.moved <= stuck)]
             if silent:
-                reason = f"no token for {self._hang:.0f} s from any of {len(late)} requests"
+                reason = f"no token for {self.hang_seconds:.0f} s from any of {len(late)} requests"
                 self._problem(f"{name}: {reason}")
                 if name in entries and entries[name].state is EngineState.SERVING:  # else it is updated
                     active.silent = entries[name]

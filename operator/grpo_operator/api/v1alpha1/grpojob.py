@@ -5,11 +5,12 @@ from typing import Literal
 from pydantic import Field
 
 from grpo_operator.api.base import Device, Model, Resources, ShortString
-from grpo_operator.api.rules import Rule, UpdateRule
+from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec, StalenessSpec
 from grpo_operator.api.v1alpha1.checkpoint import CheckpointSpec
 from grpo_operator.api.v1alpha1.data import GYM, DataSpec, RewardSpec
 from grpo_operator.api.v1alpha1.head import HeadSpec
+from grpo_operator.api.v1alpha1.job_updates import STOPPED_RULES, UPDATE_RULES
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.v1alpha1.object_store import OBJECT_STORE_RULES
 from grpo_operator.api.v1alpha1.observability import ObservabilitySpec
@@ -245,44 +246,6 @@ _COLOCATION_RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         lambda job: job.weight_sync.transport != "cuda-ipc" or (job.shares_gpus and job.trainer.nodes == 1),
     ),
 )
-_UPDATE_RULES = (
-    UpdateRule(
-        "oldSelf.model == self.model && oldSelf.data == self.data && oldSelf.seed == self.seed"
-        " && oldSelf.trainer == self.trainer && oldSelf.algorithm == self.algorithm"
-        " && oldSelf.staleness == self.staleness && has(oldSelf.reward) == has(self.reward)"
-        " && (!has(self.reward) || oldSelf.reward == self.reward)"
-        " && oldSelf.checkpoint.store == self.checkpoint.store",
-        "model, data, reward, seed, trainer, algorithm, staleness and checkpoint.store are fixed once"
-        " the job exists: create a new job",
-    ),
-    UpdateRule(
-        "has(oldSelf.rollout.poolRef) == has(self.rollout.poolRef)"
-        " && (!has(self.rollout.poolRef) || oldSelf.rollout.poolRef == self.rollout.poolRef)",
-        "rollout.poolRef is fixed once the job exists: create a new job",
-    ),
-    UpdateRule(
-        "has(oldSelf.validation) == has(self.validation)"
-        " && (!has(self.validation) || oldSelf.validation == self.validation)",
-        "validation is fixed once the job exists: create a new job",
-    ),
-    UpdateRule(
-        "has(oldSelf.checkpoint.resumeFrom) == has(self.checkpoint.resumeFrom)"
-        " && (!has(self.checkpoint.resumeFrom)"
-        " || oldSelf.checkpoint.resumeFrom == self.checkpoint.resumeFrom)",
-        "checkpoint.resumeFrom is fixed once the job exists: create a new job",
-    ),
-    UpdateRule(
-        "has(oldSelf.head.gcsFaultTolerance) == has(self.head.gcsFaultTolerance)"
-        " && (!has(self.head.gcsFaultTolerance)"
-        " || oldSelf.head.gcsFaultTolerance == self.head.gcsFaultTolerance)",
-        "head.gcsFaultTolerance is fixed once the job exists: create a new job",
-    ),
-    UpdateRule("oldSelf.mode == self.mode", "mode is fixed once the job exists: create a new job"),
-    UpdateRule(
-        "oldSelf.managedBy == self.managedBy",
-        "managedBy is fixed once the job exists: create a new job",
-    ),
-)
 
 
 def _leaves_steps(checkpoint: CheckpointSpec, total_steps: int) -> bool:
@@ -304,7 +267,8 @@ class GRPOJobSpec(Model):
     """Desired training run."""
 
     rules = (*_RULES, *VALIDATION_RULES, *OBJECT_STORE_RULES, *_COLOCATION_RULES)
-    update_rules = _UPDATE_RULES
+    update_rules = UPDATE_RULES
+    object_rules = STOPPED_RULES
     model: ModelSpec
     data: DataSpec
     staleness: StalenessSpec = Field(default_factory=StalenessSpec)

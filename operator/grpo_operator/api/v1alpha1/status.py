@@ -287,7 +287,9 @@ class GRPOJobStatus(Model):
         description="why the job has no pods, or makes no or slow progress; conditions hold the message",
     )
     step: int | None = Field(None, description="number of finished steps")
-    total_steps: int | None = Field(None, description="number of steps to train (spec.totalSteps)")
+    total_steps: int | None = Field(
+        None, description="number of steps to train: spec.totalSteps, as soon as the controller follows it"
+    )
     progress: str | None = Field(None, max_length=32, description="step/totalSteps, for kubectl get")
     weight_version: int | None = Field(None, description="weight version last sent to the engines")
     reward_mean: str | None = Field(None, max_length=32, description="mean reward of the last step")

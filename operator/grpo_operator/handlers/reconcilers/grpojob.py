@@ -40,6 +40,7 @@ from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.events import job_event
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.status.profiles import acceptance, profile_event, profile_orders
+from grpo_operator.plan.status.remaining import total_steps_event
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.plan.status.stragglers import straggler_event
 from grpo_operator.render import config_map, policies
@@ -112,7 +113,7 @@ class JobReconciler:
         blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed, source))
         status = job_status(job, spec, layout, engines.pool, observed, now(), blocked, source)
         status = await self._exports.follow(job, spec, status)
-        events = job_event, profile_event, straggler_event, failing_event, export_event
+        events = job_event, total_steps_event, profile_event, straggler_event, failing_event, export_event
         await self._context.write_status("grpojobs", job, status, *events)
         if engines.own:
             await self._write_pool_status(job, observed)

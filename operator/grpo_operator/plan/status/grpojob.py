@@ -32,7 +32,7 @@ from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.phase_times import parked_since, progressed_at
 from grpo_operator.plan.status.problems import cause_of_end, problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
-from grpo_operator.plan.status.remaining import remaining
+from grpo_operator.plan.status.remaining import remaining, total_steps
 from grpo_operator.plan.status.stragglers import straggler_statuses
 from grpo_operator.plan.status.validation import validation_statuses
 from grpo_operator.plan.weight_path import job_weight_path
@@ -100,6 +100,7 @@ def job_status(
     train, spares = _ranks(spec, observed), _spares(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
     values = _from_controller(old, observed.controller, now)
+    total = total_steps(spec, old, observed.controller, resumes)
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
     path = str(job_weight_path(spec, pool))
     if is_terminal(_old(job)):  # a shared pool may have been deleted since
@@ -112,9 +113,9 @@ def job_status(
             "reason": blocked.reason or problem.reason or cause or None,
             "progressed_at": progressed_at(old, phase, values["step"], now),
             "parked_since": parked_since(old, phase, observed.controller, now),
-            "eta": remaining(spec.total_steps, observed.controller) if phase == Phase.TRAINING else None,
-            "total_steps": spec.total_steps,
-            "progress": f"{values['step'] or 0}/{spec.total_steps}",
+            "eta": remaining(total, observed.controller) if phase == Phase.TRAINING else None,
+            "total_steps": total,
+            "progress": f"{values['step'] or 0}/{total}",
             "train": train,
             "spares": spares,
             "rollout": rollout,

@@ -1,29 +1,20 @@
 """Agreement of both sides of every rule: CEL, as the API server evaluates it, and Python."""
 
-import copy
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import celpy
 import pytest
-import yaml
-from celpy.adapter import json_to_cel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_operator.api.base import Model
-from grpo_operator.api.crd import structural
 from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.render.certificates import Authority
+from support.cel import SCHEMA, Changes, cel_holds, changed, defaulted
 
 CA = Authority("m" * 64, "default").trusted(0)
-MANIFEST = Path(__file__).parents[4] / "manifests" / "tiny-moe.yaml"
-SCHEMA = structural(GRPOJobSpec)
-
-Changes = dict[str, Any]
 MODEL_VOLUME = {"mountPath": "/models", "pvc": "models"}
 HUB = {"mountPath": "/models", "uri": "hf://org/name"}
 ENGINE = "rollout.template.engine"
@@ -456,7 +447,8 @@ CASES: dict[str, Changes] = {
     "colocated on CPUs": {"mode": "colocated"},
 }
 FIXED: dict[str, Changes] = {
-    "model, data, reward": {"trainer.nodes": 4},
+    "model, data, reward": {"seed": 5},
+    "trainer is fixed": {"trainer.nodes": 4},
     "rollout.poolRef is fixed": {"rollout": {"poolRef": {"name": "x"}}},
     "validation is fixed": {"validation": {"sets": [GCD]}},
     "mode is fixed": {"mode": "colocated"},
@@ -464,33 +456,6 @@ FIXED: dict[str, Changes] = {
     "head.gcsFaultTolerance is fixed": {"head.gcsFaultTolerance": {"redisAddress": "redis:6379"}},
     "checkpoint.resumeFrom is fixed": {"checkpoint.resumeFrom": {"job": "another"}},
 }
-
-
-def changed(*changes: Changes) -> dict[str, Any]:
-    """Return the manifest's spec with some fields set; missing objects on the way are created."""
-    spec: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())["spec"]
-    for path, value in (item for change in changes for item in change.items()):
-        *parents, last = path.split(".")
-        target: Any = spec
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[last] = copy.deepcopy(value)
-    return spec
-
-
-def defaulted(node: Any, schema: dict[str, Any]) -> Any:
-    """Add the schema's defaults, as the API server does before it evaluates CEL."""
-    if isinstance(node, list):
-        return [defaulted(item, schema["items"]) for item in node]
-    if not isinstance(node, dict):
-        return node
-    properties = schema.get("properties", {})
-    missing = {
-        name: copy.deepcopy(child["default"])
-        for name, child in properties.items()
-        if name not in node and "default" in child
-    }
-    return {name: defaulted(value, properties.get(name, {})) for name, value in (node | missing).items()}
 
 
 def models(model: Model, node: dict[str, Any]) -> Iterator[tuple[Model, dict[str, Any]]]:
@@ -502,17 +467,6 @@ def models(model: Model, node: dict[str, Any]) -> Iterator[tuple[Model, dict[str
         for inner, part in zip(values, items or [], strict=False):
             if isinstance(inner, Model) and part is not None:
                 yield from models(inner, part)
-
-
-@cache
-def program(cel: str) -> celpy.Runner:
-    environment = celpy.Environment()
-    return environment.program(environment.compile(cel))
-
-
-def cel_holds(rule: Rule[Any] | UpdateRule, node: Any, old: Any = None) -> bool:
-    activation = {"self": json_to_cel(node)} | ({"oldSelf": json_to_cel(old)} if old else {})
-    return bool(program(rule.cel).evaluate(activation))
 
 
 def all_models(model: type[Model] = Model) -> Iterator[type[Model]]:

@@ -146,6 +146,20 @@ def test_a_change_of_the_spec_renders_the_parts_that_it_changes() -> None:
     assert images.template("trainer")["spec"]["containers"][0]["image"] == "t:own"
 
 
+def test_pods_of_a_stopped_job_get_what_it_asks_for_now() -> None:
+    live, manifest = Rendered(job(), A), job()
+    wanted = {"resources": {"memory": "9Gi"}, "nodeSelector": {"zone": "b"}}
+    manifest["spec"]["trainer"] |= wanted | {"podTemplate": {"metadata": {"labels": {"team": "rl"}}}}
+    changed = Rendered(manifest, B, live)
+    pod = changed.template("trainer")
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
+    assert pod["spec"]["nodeSelector"] == {"zone": "b"} and pod["metadata"]["labels"]["team"] == "rl"
+    for group in ("controller", "rollout"):
+        assert changed.template(group) == live.template(group)
+    assert changed.cluster["spec"]["headGroupSpec"] == live.cluster["spec"]["headGroupSpec"]
+    assert Rendered(job(), A, changed).template("trainer") == live.template("trainer")
+
+
 def test_hosts_in_quarantine_and_leaves_change_pods_with_gpus_only() -> None:
     manifest = job() | LARGE | {"metadata": job()["metadata"]}
     live = Rendered(manifest, A)

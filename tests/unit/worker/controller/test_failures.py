@@ -17,6 +17,7 @@ from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_operator.api.v1alpha1.status import Phase, RestartCounts
 from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.common.errors import one_line
+from grpo_worker.controller.live_fields import LiveFields
 from grpo_worker.controller.main import run
 from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.run_record import RunRecord
@@ -70,7 +71,8 @@ def test_causes_are_equal_but_for_numbers_and_addresses() -> None:
 
 @pytest.fixture
 def handler(tmp_path: Path) -> FailureHandler:
-    return FailureHandler(RunRecord.load(tmp_path / "run.json"), RestartPolicySpec(backoff_seconds=5))
+    live = LiveFields(1, RestartPolicySpec(backoff_seconds=5))
+    return FailureHandler(RunRecord.load(tmp_path / "run.json"), live)
 
 
 def test_the_third_failure_of_one_cause_ends_the_job(handler: FailureHandler) -> None:
@@ -108,7 +110,7 @@ def test_outside_causes_back_off_without_end_and_the_delay_decays(handler: Failu
         handler.step_finished(step)
     assert handler.count("a pod was lost", "infrastructure", step=9) == 40
     assert not handler.record.failed
-    again = FailureHandler(RunRecord.load(handler.record.path), RestartPolicySpec(backoff_seconds=5))
+    again = FailureHandler(RunRecord.load(handler.record.path), handler.live)
     assert again.count("a pod was lost", "infrastructure", step=9) == 80, (
         "a controller that restarts knows it"
     )
@@ -162,8 +164,8 @@ def test_a_store_that_is_away_is_no_reason_to_stop_counting(
 
 
 def test_max_restarts_still_ends_a_job_of_many_causes(tmp_path: Path) -> None:
-    policy = RestartPolicySpec(max_restarts=1)
-    handler = FailureHandler(RunRecord.load(tmp_path / "run.json"), policy)
+    live = LiveFields(1, RestartPolicySpec(max_restarts=1))
+    handler = FailureHandler(RunRecord.load(tmp_path / "run.json"), live)
     handler.count("a", "job")
     handler.count("b", "job")
     assert handler.record.failed == "restartPolicy.maxRestarts (1) used up: b"

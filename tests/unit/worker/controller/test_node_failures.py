@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.v1alpha1.restart_policy import AvoidNodesPolicy, RestartPolicySpec
+from grpo_operator.api.v1alpha1.restart_policy import AvoidNodesPolicy
+from grpo_worker.controller.live_fields import LiveFields
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.node_failures import NodeLog, noted, report
 from grpo_worker.controller.recovery.run_record import RunRecord
@@ -53,7 +54,7 @@ def test_failures_are_forgotten_after_the_window() -> None:
 
 def _handler(folder: Path) -> FailureHandler:
     record = RunRecord.load(folder / "run.json")
-    return FailureHandler(record, RestartPolicySpec(), nodes=32, wall=lambda: 0.0)
+    return FailureHandler(record, LiveFields(1), nodes=32, wall=lambda: 0.0)
 
 
 def test_failures_outlive_the_controller_until_a_user_has_them_forgotten(tmp_path: Path) -> None:

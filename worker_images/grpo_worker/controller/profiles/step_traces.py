@@ -23,7 +23,7 @@ class Ranks(Protocol):
 
 
 class StepTraces:
-    """Starts and stops traces on the trainer ranks, one at a time.
+    """Starts and stops traces on the trainer ranks, one at a time. ``last_step``: of the job.
 
     Ranks get calls for traced steps only, because every call costs time. An ordered trace waits while it
     would overlap with that of the spec.
@@ -32,7 +32,7 @@ class StepTraces:
     def __init__(self, spec: GRPOJobSpec, folder: Path, orders: ProfileOrders, ranks: Ranks) -> None:
         """``folder``: of the job's profiles."""
         self._spec = spec.observability.profile
-        self._last_step = spec.total_steps
+        self.last_step = spec.total_steps
         self._folder = folder
         self._orders = orders
         self._ranks = ranks
@@ -57,7 +57,8 @@ class StepTraces:
                 return train(step, *args)
             self._ranks.call("start_trace", self._current)
         metrics = train(step, *args)
-        return metrics if step < self._current.last else metrics | self._finish(self._current)
+        last = min(self._current.last, self.last_step)
+        return metrics if step < last else metrics | self._finish(self._current)
 
     def _of_spec(self, step: int) -> StepTrace | None:
         """Return the spec's trace if it begins with ``step``."""
@@ -78,7 +79,7 @@ class StepTraces:
         order = self._orders.take(fits)
         if order is None:
             return None
-        request, last = order.request, min(step + order.request.traced_steps - 1, self._last_step)
+        request, last = order.request, min(step + order.request.traced_steps - 1, self.last_step)
         if request.tool is ProfileTool.NSIGHT and self._nsight is not None:
             self._orders.failed(order.id, self._nsight_used(self._nsight))
             return None

@@ -11,8 +11,8 @@ import httpx
 
 from grpo_operator.api.errors import cause_of
 from grpo_operator.api.messages import NodeFailures
-from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
+from grpo_worker.controller.live_fields import LiveFields
 from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.node_failures import noted, report
 from grpo_worker.controller.recovery.record_watch import RecordWatch
@@ -29,21 +29,21 @@ class FailureHandler:
     """Counts failures in the job's record, and ends the job when another attempt cannot help.
 
     All causes share one back-off: it doubles with each failure and halves with each step that is finished for
-    the first time.
+    the first time. The limits are those of the job's file at the time of the failure.
     """
 
     def __init__(
-        self, record: RunRecord, policy: RestartPolicySpec, departure: Departure | None = None,
+        self, record: RunRecord, live: LiveFields, departure: Departure | None = None,
         nodes: int = 1, wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """``departure``: of pods of the job that are about to end. ``nodes``: of the gang.
+        """``live``: has the restart policy. ``departure``: of pods of the job that are about to end.
 
-        ``wall``: seconds since 1970.
+        ``nodes``: of the gang. ``wall``: seconds since 1970.
         """
         self.record = record
         self.departure = departure or Departure()
         self.watch = RecordWatch(record)
-        self._policy = policy
+        self.live = live
         self._nodes, self._wall = nodes, wall
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="run record")
 
@@ -80,16 +80,18 @@ class FailureHandler:
         There is no next attempt if ``record.failed`` is set afterwards. Only failures that the job itself
         caused end it: more than ``maxRestarts`` of them, or ``maxSameFailures`` in a row with the same cause.
         """
+        self.live.look()
         with _ignore_store_errors():
             self._note_node(node, message)
             self.record.count_restart(cause, cause_of(message), step)
         if cause == "infrastructure":
             return self._backoff(self.record.recent_failures - 1)  # the first replacement starts at once
-        same, used = self.record.same_failures, self.record.job_restarts - self.record.restarts_before
-        if same >= self._policy.max_same_failures:
+        policy, same = self.live.restart_policy, self.record.same_failures
+        used = self.record.job_restarts - self.record.restarts_before
+        if same >= policy.max_same_failures:
             self.end(f"{message} ({same} times in a row)")
-        elif used > self._policy.max_restarts:
-            self.end(f"restartPolicy.maxRestarts ({self._policy.max_restarts}) used up: {message}")
+        elif used > policy.max_restarts:
+            self.end(f"restartPolicy.maxRestarts ({policy.max_restarts}) used up: {message}")
         return self._backoff(self.record.recent_failures)
 
     def count_slow(self, node: str, reason: str) -> None:
@@ -139,11 +141,12 @@ class FailureHandler:
             self.record.fail(message[:LONGEST], regressed)
 
     def _node_failures(self) -> list[NodeFailures]:
-        return report(self.record.node_log, self._wall(), self._nodes, self._policy.avoid_nodes)
+        policy = self.live.restart_policy.avoid_nodes
+        return report(self.record.node_log, self._wall(), self._nodes, policy)
 
     def _note_node(self, node: str, reason: str) -> None:
         if node:
-            policy, now = self._policy.avoid_nodes, self._wall()
+            policy, now = self.live.restart_policy.avoid_nodes, self._wall()
             self.record.node_log = noted(self.record.node_log, node, now, reason, policy)
 
     def _note_running(self, running: bool) -> None:
@@ -157,7 +160,8 @@ class FailureHandler:
     def _backoff(self, failures: int) -> float:
         if failures <= 0:
             return 0.0
-        return float(min(self._policy.backoff_seconds * 2.0 ** min(failures - 1, 16), MAX_BACKOFF))
+        first = self.live.restart_policy.backoff_seconds
+        return float(min(first * 2.0 ** min(failures - 1, 16), MAX_BACKOFF))
 
 
 def comes_from_outside(error: BaseException | None) -> bool:

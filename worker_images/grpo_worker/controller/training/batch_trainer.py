@@ -8,6 +8,7 @@ import torch
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.restart_policy import StragglerPolicy
 from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import row_weights
@@ -53,11 +54,11 @@ class BatchTrainer:
         self._compared = False
         self.kl = KlController(spec.algorithm.kl_ctrl)
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, stragglers: StragglerPolicy) -> None:
         """Prepare for a new gang: its parity with the engines must be checked again."""
         self._compared = False
         self._flops = self._trainers.call("flops")
-        self.watch = StragglerWatch(self._spec.restart_policy.stragglers, self._trainers.members())
+        self.watch = StragglerWatch(stragglers, self._trainers.members())
 
     def share(self, rollouts: RolloutBatch) -> SharedBatch:
         """Return the batch of a step for ``add_model_scores`` and ``train``."""

@@ -157,6 +157,16 @@ class TrainerGang:
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
         self.attempt = 0  # of the job, whose gang this is
 
+    def follow(self, spec: GRPOJobSpec) -> None:
+        """Take over the fields of a job that may change while it runs.
+
+        Learning rates follow the number of steps at once, limits hold from the next start of the ranks on.
+        """
+        longer = spec.updates != self._spec.updates
+        self._spec, self._config = spec, self._config | {"spec": spec.wire()}
+        if longer and self._group is not None:
+            self._group.call("decay_over", spec.updates)
+
     def acquire(self, report: Callable[[str], None], avoided: Collection[str] = ()) -> None:
         """Wait until all pods of the pool are there, and the ranks of the previous attempt have ended.
 

@@ -43,6 +43,11 @@ class StragglerWatch:
         self.stragglers: list[Straggler] = []
         self.count = 0
 
+    @property
+    def new(self) -> list[Straggler]:
+        """Return those that have become stragglers in the last step."""
+        return [one for one in self.stragglers if one.steps == self._policy.steps]
+
     def observe(self, times: Sequence[OwnTime]) -> dict[str, float]:
         """Record a step of all members; return its metrics, whose number does not grow with the gang."""
         ratios = self._ratios([time.log_probs + time.update for time in times])

@@ -32,7 +32,9 @@ Figures = dict[str, dict[str, float]]
 
 
 class Validator(Protocol):
-    """The part of a validator that the loop uses."""
+    """The part of a validator that the loop uses. ``total_steps``: of the job; it ends with one."""
+
+    total_steps: int
 
     def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
         """Forget what was validated after ``step``, and what has not ended.
@@ -65,6 +67,7 @@ class NoValidator:
     """Validator of a job that names no validation sets."""
 
     results: list[ValidationResult] = []
+    total_steps = 0
 
     def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
         """Do nothing."""
@@ -98,7 +101,7 @@ class VersionValidator:
         and the metrics of a version. ``check``: see StepLog.
         """
         assert spec.validation is not None
-        self._spec, self._total = spec.validation, spec.total_steps
+        self._spec, self.total_steps = spec.validation, spec.total_steps
         self._generates, self._report = generates, report
         self._folder = folder
         self._log = StepLog(folder.disk / FILE, check, folder.pieces)
@@ -181,7 +184,7 @@ class VersionValidator:
     def _due(self, version: Version) -> bool:
         if version == 0:
             return self._spec.before_training
-        return version % self._spec.every_steps == 0 or version == self._total
+        return version % self._spec.every_steps == 0 or version == self.total_steps
 
     def _run(self, version: Version, cancelled: threading.Event) -> Figures:
         if cancelled.is_set():
@@ -205,7 +208,7 @@ class VersionValidator:
             return
         if name == self._spec.keep_best:
             self._scores.append((step, score))
-        saved = step > 0 and (step % self._between == 0 or step == self._total)
+        saved = step > 0 and (step % self._between == 0 or step == self.total_steps)
         if saved and name == self._spec.keep_best and (self._best is None or score > self._best[0]):
             self._best = score, step
         best = self._results.get(name)
@@ -227,7 +230,7 @@ class VersionValidator:
 
     def _stop_if_regressed(self) -> None:
         """Raise ValidationRegressedError if the scores have fallen, unless all steps are done."""
-        if self._spec.on_regression != "stop" or self._last >= self._total:
+        if self._spec.on_regression != "stop" or self._last >= self.total_steps:
             return
         margin, most = self._spec.regression_margin, self._spec.regression_validations
         found = regression(self._scores, margin, most, self._resumed)

@@ -95,6 +95,13 @@ class Trainable:
         self.weights.release()
         return {"grad_norm": float(grad_norm), "lr": lr}
 
+    def decay_over(self, updates: int) -> None:
+        """Change the number of optimizer steps of the whole job, from the next one on."""
+        schedule = self.schedule
+        schedule.lr_decay_steps = _decay_steps(updates, schedule.lr_warmup_steps)
+        schedule.wd_incr_steps = updates
+        schedule.step(increment=0)
+
     def restore_schedule(self, state: dict[str, Any]) -> None:
         """Go on after the steps of a saved schedule; rates, styles and lengths are those of this job.
 
@@ -159,6 +166,10 @@ def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype, dtypes: Optimizer
     )
 
 
+def _decay_steps(updates: int, warmup: int) -> int:
+    return max(updates, warmup + 1)
+
+
 def schedule_of(optimizer: Any, spec: OptimizerSpec, updates: int) -> OptimizerParamScheduler:
     """Return the schedule of the learning rate over ``updates`` optimizer steps."""
     return OptimizerParamScheduler(
@@ -167,7 +178,7 @@ def schedule_of(optimizer: Any, spec: OptimizerSpec, updates: int) -> OptimizerP
         max_lr=spec.lr,
         min_lr=spec.min_lr,
         lr_warmup_steps=spec.lr_warmup_steps,
-        lr_decay_steps=max(updates, spec.lr_warmup_steps + 1),
+        lr_decay_steps=_decay_steps(updates, spec.lr_warmup_steps),
         lr_decay_style=spec.lr_decay_style,
         start_wd=spec.weight_decay,
         end_wd=spec.weight_decay,
