@@ -55,19 +55,21 @@ class JobView:
     def wait(self, done: frozenset[str], timeout: float, verbose: bool = True) -> dict[str, Any]:
         """Wait until the phase is one of ``done`` and return the status; print a line for each change.
 
-        Raises TimeoutError with the last status.
+        ``timeout``: seconds without a change. Raises TimeoutError with the last status.
         """
-        deadline, last = time.monotonic() + timeout, ""
+        deadline, last = 0.0, ""
         while True:
             status = self.status()
             line = _line(status)
-            if verbose and line != last:
-                print(f"    {line}", flush=True)
-                last = line
+            if line != last:
+                deadline, last = time.monotonic() + timeout, line
+                if verbose:
+                    print(f"    {line}", flush=True)
             if status.get("phase") in done:
                 return status
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} is not {sorted(done)} after {timeout:.0f} s: {line}")
+                why = f"nothing changed for {timeout:.0f} s"
+                raise TimeoutError(f"{self.name} is not {sorted(done)}, and {why}: {line}")
             self.peak_used = max(self.peak_used, memory_used())
             time.sleep(2)
 

@@ -16,6 +16,7 @@ from grpo_devcluster.follow import JobView
 from grpo_devcluster.node import ctr
 
 AGENT_PORT, CONTROLLER_PORT = 9000, 8090
+NEXT_STEP = 600  # seconds for any step, the first one of a job on a slow machine too
 
 
 def until(what: str, check: Callable[[], Any], timeout: float, every: float = 0.5) -> Any:
@@ -54,8 +55,13 @@ def step_of(job: JobView) -> int:
         return -1
 
 
-def wait_step(job: JobView, step: int, timeout: float = 300) -> None:
-    until(f"step {step}", lambda: step_of(job) >= step, timeout, every=0.2)
+def wait_step(job: JobView, step: int, timeout: float | None = None) -> None:
+    """Wait until a step is completed. ``timeout``: seconds; None: as long as steps follow each other."""
+    if timeout is not None:
+        until(f"step {step}", lambda: step_of(job) >= step, timeout, every=0.2)
+        return
+    while (done := step_of(job)) < step:
+        until(f"step {done + 1}", lambda done=done: step_of(job) > done, NEXT_STEP, every=0.2)
 
 
 def agent(pod: dict[str, Any]) -> dict[str, Any]:
