@@ -46,7 +46,7 @@ format: env  ## format the code and apply ruff's safe fixes
 	$(VENV)/ruff format $(CODE)
 
 unit: env  ## pure logic, no network, a few minutes
-	$(PYTEST) tests/unit -n 2
+	$(PYTEST) tests/unit -n 2 --durations=20
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
 	$(PYTEST) tests/worker -v --durations=30 -m "not slow"
@@ -61,7 +61,7 @@ integration:  ## API server, KubeRay and KWOK, no pods
 
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
-	$(PYTEST) tests/e2e -v --timeout=1800 --durations=30 -m "not slow"
+	$(PYTEST) tests/e2e -v --timeout=2700 --durations=30 -m "not slow"
 
 slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare
