@@ -60,8 +60,13 @@ def wait_step(job: JobView, step: int, timeout: float | None = None) -> None:
     if timeout is not None:
         until(f"step {step}", lambda: step_of(job) >= step, timeout, every=0.2)
         return
-    while (done := step_of(job)) < step:
-        until(f"step {done + 1}", lambda done=done: step_of(job) > done, NEXT_STEP, every=0.2)
+    done, deadline = step_of(job), time.monotonic() + NEXT_STEP
+    while done < step:
+        assert time.monotonic() < deadline, f"not within {NEXT_STEP} s: a step after {done}"
+        time.sleep(0.2)
+        before, done = done, step_of(job)
+        if done > before:
+            deadline = time.monotonic() + NEXT_STEP
 
 
 def agent(pod: dict[str, Any]) -> dict[str, Any]:

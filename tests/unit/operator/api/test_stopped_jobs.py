@@ -32,11 +32,11 @@ def test_what_changes_only_the_trainers_pods_can_change_while_there_are_none(nam
     first, second = changed(), changed({field: OF_PODS[name]})
     for before, after in ((first, second), (second, first)):
         assert cel_holds(TRAINER_RULE, defaulted(after, SCHEMA), defaulted(before, SCHEMA))
-        for phase in ("Suspended", "Failed", "Succeeded", "Invalid"):
-            suspend = phase == "Suspended"
-            old = job_of(before, phase, suspend)
-            assert cel_holds(OF_PODS_RULE, job_of(after, phase, suspend), old)
-            assert cel_holds(OF_PODS_RULE, job_of(after, phase), old), "resumed by the same change"
+        for stopped in ("Suspended", "Failed", "Succeeded", "Invalid"):
+            suspend = stopped == "Suspended"
+            old = job_of(before, stopped, suspend)
+            assert cel_holds(OF_PODS_RULE, job_of(after, stopped, suspend), old)
+            assert cel_holds(OF_PODS_RULE, job_of(after, stopped), old), "resumed by the same change"
         for phase in (None, "Starting", "Training", "Recovering", "Suspending", "Pending", "Waiting"):
             for suspend in (False, True):
                 old = job_of(before, phase, suspend)
