@@ -119,7 +119,7 @@ def test_immutable_fields_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> No
     assert api.apply(tiny).returncode == 0
     tiny["spec"]["trainer"]["nodes"] = 4
     done = api.apply(tiny)
-    assert done.returncode != 0 and "are fixed once the job exists" in done.stderr
+    assert done.returncode != 0 and "trainer is fixed once the job exists" in done.stderr
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=name_of)
