@@ -165,7 +165,8 @@ def _here(config: JobConfig, scenario: Scenario, folder: Path) -> JobConfig:
     """
     spec = config.spec
     model = spec.model.model_copy(update={"path": str(folder / "model")})
-    spec = spec.model_copy(update={"model": model, "total_steps": scenario.steps})
+    # Validation runs beside the steps, in a thread that virtual time does not know.
+    spec = spec.model_copy(update={"model": model, "total_steps": scenario.steps, "validation": None})
     if not spec.data.train.startswith(GYM):
         data = spec.data.model_copy(update={"train": _PROMPTS, "volume": None})
         spec = spec.model_copy(update={"data": data, "reward": None})
