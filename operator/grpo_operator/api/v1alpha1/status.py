@@ -15,7 +15,6 @@ from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.api.v1alpha1.recovery_status import RecoveryStatus
-from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS
 from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, ResumptionStatus
 
 MAX_SICK_NODES = 32  # in a job's status
@@ -197,7 +196,9 @@ class PlannedDeadlines(Model):
 
     hang_seconds: int = Field(description="of restartPolicy.hangSeconds")
     timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
-    grace_seconds: int = Field(GRACE_SECONDS, description="of restartPolicy.graceSeconds")
+    grace_seconds: int | None = Field(
+        None, description="of restartPolicy.graceSeconds; not set by releases that knew no such field"
+    )
 
 
 # Whose key the processes of a pod have. Older releases know only that of the namespace.

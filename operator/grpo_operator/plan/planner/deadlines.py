@@ -47,7 +47,9 @@ def longest_units(
 def planned_deadlines(units: LongestUnits | None) -> PlannedDeadlines:
     """Return the deadlines of a job whose spec sets none. ``units``: None if they are not known."""
     if units is None:
-        return PlannedDeadlines(hang_seconds=HANG_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
+        return PlannedDeadlines(
+            hang_seconds=HANG_SECONDS, timeout_seconds=TIMEOUT_SECONDS, grace_seconds=GRACE_SECONDS
+        )
     return PlannedDeadlines(
         hang_seconds=max(_rounded(_FACTOR * units.rank), HANG_SECONDS),
         timeout_seconds=max(_rounded(_FACTOR * units.wave), TIMEOUT_SECONDS),

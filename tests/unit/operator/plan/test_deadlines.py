@@ -47,11 +47,13 @@ def test_units_follow_the_work_and_deadlines_follow_the_units() -> None:
 def test_the_grace_covers_the_update_and_the_save_and_can_be_given() -> None:
     spec = _spec()
     plan = resolve(spec, pool_of(spec))
-    assert plan.units is not None and plan.deadlines is not None and plan.deadlines.grace_seconds > 600
+    assert plan.units is not None and plan.deadlines is not None
+    grace = plan.deadlines.grace_seconds
+    assert grace is not None and grace > 600
     saved = max(stage.saved for stage in plan.stages) * spec.trainer.gpus_per_node / 1e9
-    assert saved < plan.units.leave < plan.deadlines.grace_seconds <= 1.5 * plan.units.leave + 30
+    assert saved < plan.units.leave < grace <= 1.5 * plan.units.leave + 30
     settled = with_layout(spec, layout_status(plan)).restart_policy
-    assert settled.grace_limit == plan.deadlines.grace_seconds
+    assert settled.grace_limit == grace
     given = _spec(restartPolicy={"graceSeconds": 45})
     assert with_layout(given, layout_status(plan)).restart_policy.grace_limit == 45
 
@@ -88,6 +90,14 @@ def test_a_spec_without_deadlines_gets_those_of_its_acceptance() -> None:
     assert completed.stall_seconds == 960
     accepted_before = layout.model_copy(update={"deadlines": None})
     assert with_layout(spec, accepted_before).restart_policy.hang_seconds == 240
+
+
+def test_a_spec_accepted_by_a_release_without_a_deadline_stays_as_that_release_wrote_it() -> None:
+    spec = _spec()
+    layout = layout_status(resolve(spec, pool_of(spec)))
+    without = {"deadlines": {"hangSeconds": 900, "timeoutSeconds": 120}}
+    completed = with_layout(spec, type(layout).model_validate(layout.wire() | without)).restart_policy
+    assert completed.grace_seconds is None and completed.grace_limit == 60
 
 
 def test_deadlines_of_the_spec_are_kept() -> None:
