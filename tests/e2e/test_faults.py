@@ -247,6 +247,7 @@ def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(
     compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, "
     "at the end of the run",
 )
+@pytest.mark.slow
 def test_a_killed_agent_of_the_trainers_comes_back_and_costs_nothing_else(job: JobView) -> None:
     before, restarts = uids(job), report(job)["restarts"]
     pod = job.pods("trainer")[0]
@@ -264,6 +265,7 @@ def test_a_killed_agent_of_the_trainers_comes_back_and_costs_nothing_else(job: J
     compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, "
     "at the end of the run",
 )
+@pytest.mark.slow
 def test_a_killed_agent_of_an_engine_comes_back_and_costs_nothing_else(job: JobView) -> None:
     until("both engines serve", lambda: _serving(job) == 2, 120)
     before, restarts = uids(job), report(job)["restarts"]
@@ -285,6 +287,7 @@ def test_a_killed_agent_of_an_engine_comes_back_and_costs_nothing_else(job: JobV
     "at the end of the run",
     partial="one engine only; no flapping, no share of the packets",
 )
+@pytest.mark.slow
 def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_deadline(job: JobView) -> None:
     until("both engines serve", lambda: _serving(job) == 2, 120)
     before, restarts = uids(job), report(job)["restarts"]
@@ -312,6 +315,7 @@ def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_de
     "at the end of the run",
     partial="only a low rate",
 )
+@pytest.mark.slow
 def test_a_slow_line_costs_time_and_nothing_else(job: JobView) -> None:
     before, restarts = uids(job), report(job)["restarts"]
     with slowed(job.pods("trainer")[0], "40mbit"):

@@ -42,6 +42,7 @@ def _tainted(api: Api, node: str) -> bool:
     bound="condition in 30 s, another pod in 60 s, quarantine in 30 s",
     partial="stand-in agent on simulated nodes; nothing compared",
 )
+@pytest.mark.slow
 def test_a_sick_gpu_moves_pods_once_and_the_second_strike_is_quarantine(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, sick_agent: None
 ) -> None:

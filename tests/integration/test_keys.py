@@ -123,6 +123,7 @@ def mounts(api: Api, tmp_path: Path) -> Iterator[_Mounts]:
     compared="answers before: none is refused",
     partial="no weight update is under way",
 )
+@pytest.mark.slow
 def test_an_annotation_replaces_the_tokens_of_running_agents_without_a_refused_call(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, mounts: _Mounts, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_gpus_are_split_and_engines_stay_in_one_leaf(
     assert sum(status["layout"]["stages"]) == 61 and max(status["layout"]["bytesPerGpu"]) < 80e9
 
 
+@pytest.mark.slow
 def test_the_rollout_pool_scales_by_whole_engines_while_training_stays(
     api: Api, large: dict[str, Any]
 ) -> None:
@@ -161,6 +162,7 @@ def _elsewhere(api: Api, job: str, node: str) -> bool:
     return len(trainers) == 32 and node not in trainers
 
 
+@pytest.mark.slow
 def test_the_second_large_job_waits_until_the_first_is_gone(api: Api, large: dict[str, Any]) -> None:
     first, second = large["metadata"]["name"], "second"
     other = copy.deepcopy(large) | {"metadata": {"name": second}}

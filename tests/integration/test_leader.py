@@ -198,6 +198,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(
     compared="writes of both in the audit log: nothing twice, and nothing of the first after the lease moved",
     partial="a held connection, not a dead server",
 )
+@pytest.mark.slow
 def test_a_leader_that_is_cut_off_writes_nothing_more(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
 ) -> None:

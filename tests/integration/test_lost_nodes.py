@@ -141,6 +141,7 @@ def test_training_pods_of_a_node_without_power_come_back_elsewhere(
     compared="the other engines' pods are the same",
     partial="simulated nodes: nothing generates",
 )
+@pytest.mark.slow
 def test_an_engine_of_several_pods_moves_to_a_leaf_with_room(api: Api, job: str, lost: list[str]) -> None:
     engines = _engines(api)
     broken = next(iter(engines.values()))

@@ -41,6 +41,7 @@ def _suspended(tiny: dict[str, Any], name: str) -> dict[str, Any]:
     bound="whole in 90 s",
     compared="children of a job whose operator was not killed",
 )
+@pytest.mark.slow
 def test_an_operator_killed_at_any_write_is_resumed_by_the_next(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, tmp_path: Path
 ) -> None:

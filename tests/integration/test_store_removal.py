@@ -94,6 +94,7 @@ def test_a_failure_is_reported_and_given_up_by_the_policy(api: Api, job: dict[st
     assert any("deletionPolicy=Retain" in event["message"] for event in _events(api, "StoreRetained"))
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_evicted_is_replaced(api: Api, job: dict[str, Any]) -> None:
     assert api.apply(_suspended(job)).returncode == 0
     until("held", lambda: _held(api))
