@@ -32,7 +32,8 @@ spec:
   validations:
     - expression: object.metadata.name != 'probe'
       message: refused by the test
-    - expression: object.metadata.name != '{_REFUSED}' || request.subResource != 'status'
+    - expression: >-
+        object.metadata.name != '{_REFUSED}' || !has(request.subResource) || request.subResource != 'status'
       message: refused by the test
 ---
 apiVersion: admissionregistration.k8s.io/v1
