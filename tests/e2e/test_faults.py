@@ -219,6 +219,7 @@ def test_users_take_a_checkpoint_home_while_the_job_runs(job: JobView) -> None:
     compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, "
     "at the end of the run",
 )
+@pytest.mark.slow  # the engine killed during a sync comes back too
 def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(
     job: JobView, undisturbed: list[dict[str, Any]]
 ) -> None:

@@ -90,6 +90,7 @@ def test_the_longest_name_works(api: Api, tiny: dict[str, Any], fake_nodes: Any)
     until("its pool", lambda: api.exists("rpool", "n" * 40 + "-rollout"), 30)
 
 
+@pytest.mark.slow
 def test_ten_thousand_variables_reach_the_pods(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     env = [{"name": f"VARIABLE_{n}", "value": "ünï ☃ 你好"} for n in range(10_000)]
@@ -126,6 +127,7 @@ def test_the_job_reports_what_the_api_server_refuses(
     assert api.get("pods")["items"] == []
 
 
+@pytest.mark.slow
 def test_an_older_crd_is_reported_with_its_missing_fields(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, operator: Any
 ) -> None:

@@ -21,7 +21,11 @@ FOREIGN: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
+# One code writes all kinds: ``make test`` runs one of them.
+@pytest.mark.parametrize(
+    "kind",
+    ["RayCluster", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FOREIGN if kind != "RayCluster")],
+)
 def test_an_object_of_somebody_else_is_not_overwritten(
     api: Api, tiny: dict[str, Any], fake_nodes: Callable[[int], None], kind: str
 ) -> None:

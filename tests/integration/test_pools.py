@@ -91,6 +91,7 @@ def test_a_pool_scales_and_everything_goes_with_it(api: Api, tiny: dict[str, Any
     until("nothing is left", lambda: not api.ok("get", kinds, "-l", ENGINES, "-o", "name"), 60)
 
 
+@pytest.mark.slow
 def test_an_autoscaler_finds_and_scales_a_pool(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     """Below its minimum a HorizontalPodAutoscaler scales without metrics."""
     fake_nodes(3)

@@ -34,6 +34,7 @@ SCHEMA = "/spec/versions/0/schema/openAPIV3Schema/properties"
 NEWER = (f"{SCHEMA}/spec/properties/{ADDED}", f"{SCHEMA}/status/properties/layout/properties/{ADDED}")
 
 
+@pytest.mark.slow
 def test_other_settings_and_a_rollback_leave_pods_and_manifests_alone(
     api: Api, operator: Operator, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
