@@ -46,7 +46,7 @@ format: env  ## format the code and apply ruff's safe fixes
 	$(VENV)/ruff format $(CODE)
 
 unit: env  ## pure logic, no network, a few minutes
-	$(PYTEST) tests/unit -n 2 --durations=20
+	$(PYTEST) tests/unit -n 2 --durations=20 -m "not slow"
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
 	$(PYTEST) tests/worker -v --durations=30 -m "not slow"
@@ -66,6 +66,7 @@ e2e:  ## real pods, injected faults
 slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare
 	GRPO_FUZZ_CASES=10000 $(PYTEST) tests/unit/operator/api/test_fuzz_spec.py
+	$(PYTEST) tests/unit -m slow
 	$(PYTEST) tests/worker tests/integration -v --timeout=1800 --durations=0 -m slow
 	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow --ignore=tests/e2e/test_faults.py
 	GRPO_E2E_STEPS=130 $(PYTEST) tests/e2e/test_faults.py -v --timeout=2700

@@ -17,6 +17,7 @@ sys.path.insert(0, str(REPO / "benchmarks"))
 kernel_fit: Any = importlib.import_module("kernel_fit")
 
 
+@pytest.mark.slow  # fits again: two minutes
 def test_the_efficiencies_are_the_fit_to_the_measured_updates() -> None:
     for fitted, used in zip(kernel_fit.fit(), (TRANSFORMER_ENGINE, FP8_BLOCK128), strict=True):
         assert dataclasses.asdict(used) == pytest.approx(dataclasses.asdict(fitted), rel=0.02)
