@@ -18,6 +18,8 @@ from support.engine_server import JOB, Server, generate, serve, serve_app, watch
 from support.ranks.launcher import run as run_on_ranks
 from support.weight_layouts import LAYOUTS, copy_version
 
+pytestmark = pytest.mark.slow
+
 _POST = "import httpx, json, sys; print(httpx.post(sys.argv[1], json=json.loads(sys.argv[2]), timeout=60))"
 
 

@@ -57,6 +57,7 @@ def test_both_models_hold_what_sglang_loads_by_itself(
     assert found["problems"] == [] and found["compared"] > 150 and found["differing"] == []
 
 
+@pytest.mark.slow
 def test_a_version_without_the_layer_that_drafts_is_refused(tmp_path: Path) -> None:
     found = _ask(tmp_path, TINY, mtp=False, versions=1, tensor=1)
     joined, answer = found["joined"]

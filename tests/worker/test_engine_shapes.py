@@ -146,6 +146,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return {name: [(case, next(found)) for case in group] for name, group in groups.items()}
 
 
+@pytest.mark.slow
 def test_the_planner_accepts_exactly_what_sglang_can_build(answers: Answers) -> None:
     accepted, cases = _agreed(answers["grid"]), len(answers["grid"])
     assert cases // 4 < accepted < cases, "the cases decide nothing"

@@ -116,6 +116,7 @@ def _all_reduces(file: Path) -> int:
     return sum(entry["profiling_name"] == "gloo:all_reduce" for entry in entries)
 
 
+@pytest.mark.slow
 def test_a_rank_that_works_longer_than_the_limit_is_not_a_hang(gang: WorkerGroup) -> None:
     began = time.monotonic()
     assert gang.call("late_total", int(3 * HANG)) == [2.0, 2.0]
@@ -139,6 +140,7 @@ def test_a_death_is_noticed_within_seconds_although_no_call_runs(gang: WorkerGro
     assert str(death).startswith("the processes of rank 1 on ")
 
 
+@pytest.mark.slow
 def test_a_killed_gang_leaves_no_thread_that_calls_ray(gang: WorkerGroup) -> None:
     assert "rank-deaths" in [thread.name for thread in threading.enumerate()]
     gang.kill()

@@ -95,6 +95,7 @@ def test_the_last_stage_fetches_the_ids_from_the_pod_of_the_first_one(group: Wor
     assert copy == set(group.addresses)
 
 
+@pytest.mark.slow
 def test_work_that_waits_beside_the_calls_holds_up_none(group: WorkerGroup, tmp_path: Path) -> None:
     wait = group.beside("await_file", str(tmp_path / "store"))
     lengths = np.full(ROWS, 4, np.int32)
@@ -104,6 +105,7 @@ def test_work_that_waits_beside_the_calls_holds_up_none(group: WorkerGroup, tmp_
     assert wait() == group.addresses == wait()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_rank_ends_the_wait_for_work_beside_its_calls(
     group: WorkerGroup, tmp_path: Path
 ) -> None:

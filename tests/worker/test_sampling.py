@@ -115,6 +115,7 @@ def _generate(engine: Server, params: list[dict[str, Any]], **more: Any) -> list
     return list(response.json())
 
 
+@pytest.mark.slow
 def test_a_model_saved_by_transformers_5_is_served_with_its_log_probs(model: Path, ask: Ask) -> None:
     (sample,) = ask([PROMPT])
     assert (sample.version, sample.engine, len(sample.ids)) == (VERSION, "engine-0", TOKENS)
