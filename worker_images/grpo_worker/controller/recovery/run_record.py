@@ -140,20 +140,21 @@ class RunRecord:
         another one elsewhere.
         """
         newest = RunRecord.load(self.path).attempt
-        if self.begun and not attempts.owned(self.path.parent, newest, self.owner):
+        if self.begun:
             self.refuse(newest)
         self.attempt = max(self.attempt, newest)
 
     def check_claims(self) -> None:
         """Raise SupersededError if another controller has claimed an attempt; from any thread."""
-        newest = attempts.newest(self.path.parent)
-        # The main thread may have claimed it for this controller a moment ago.
-        if newest > self.attempt and not attempts.owned(self.path.parent, newest, self.owner):
-            self.refuse(newest)
+        self.refuse(attempts.newest(self.path.parent))
 
     def refuse(self, newest: int) -> None:
-        """Raise SupersededError if ``newest``, an attempt in the store, is newer than this one."""
-        attempts.refuse(newest, self.attempt)
+        """Raise SupersededError if ``newest``, an attempt in the store, is newer and of another controller.
+
+        Its claim may have been made for this one without an answer, or a moment ago by another thread.
+        """
+        if newest > self.attempt and not attempts.owned(self.path.parent, newest, self.owner):
+            attempts.refuse(newest, self.attempt)
 
     def count_restart(self, cause: Cause, why: str = "", step: int = 0) -> int:
         """Count a restart; return how many restarts in a row the job itself caused for the reason ``why``.
