@@ -23,7 +23,7 @@ from grpo_worker.controller.recovery.departure import LeavingError
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
-from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
+from grpo_worker.controller.status.gpu_time import GpuTime
 from grpo_worker.controller.status.page_file import write_page
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.recovery_times import RecoveryTimes
@@ -220,7 +220,7 @@ class GrpoLoop:
         total, policy = max(self._live.total_steps, self._step), self._live.restart_policy
         if total == self._spec.total_steps and policy is self._spec.restart_policy:
             return
-        self._spec = self._live.current(self._spec).model_copy(update={"total_steps": total})
+        self._spec = self._spec.model_copy(update={"total_steps": total, "restart_policy": policy})
         self._traces.last_step = self._validator.total_steps = total
         self._client.hang_seconds = float(policy.hang_limit)
         self._board.update(total_steps=total)
@@ -410,9 +410,7 @@ class GrpoLoop:
         self._report(phase=Phase.SUSPENDING, message="saving a checkpoint")
         self._save_now()
         self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {self._step} is complete")
-        self._gpus.stops(SUSPENDED)
-        with self._failures.idle(), self._departure.idle():
-            self._board.wait_until_resumed()
+        self._parking.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
 
     def _suspend_without_ranks(self) -> None:
@@ -425,9 +423,7 @@ class GrpoLoop:
         if not board.suspend_requested or began is None or self._clock.now() - began < unsaved:
             return
         self._report(phase=Phase.SUSPENDED, message="no ranks run; the job resumes from its last checkpoint")
-        self._gpus.stops(SUSPENDED)
-        with self._failures.idle(), self._departure.idle():
-            self._board.wait_until_resumed()
+        self._parking.wait_until_resumed()
         self._gpus.stops("infrastructure")
         self._report(phase=board.phase)
 

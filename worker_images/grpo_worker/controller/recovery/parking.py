@@ -94,6 +94,12 @@ class Parking:
         if parked is not None:
             self._end(parked[0])
 
+    def wait_until_resumed(self) -> None:
+        """Wait until the request to suspend is cleared. The job is saved, and may lose its controller."""
+        self._gpus.stops(SUSPENDED)
+        with self._failures.idle(), self._departure.idle():
+            self._board.wait_until_resumed()
+
     def continues(self, key: Hashable) -> bool:
         """Return whether work with this key has outlived its gang and may still succeed."""
         if self._left is None or self._left[0] != key:
@@ -134,9 +140,7 @@ class Parking:
         if status.suspend_requested:
             message = f"checkpoint of step {status.last_checkpoint or 0} is complete"
             self._board.update(phase=Phase.SUSPENDED, message=message, waiting="")
-            self._gpus.stops(SUSPENDED)
-            with self._failures.idle(), self._departure.idle():
-                self._board.wait_until_resumed()
+            self.wait_until_resumed()
             self._gpus.stops("engines")
             self._board.update(phase=Phase.RECOVERING)
 
