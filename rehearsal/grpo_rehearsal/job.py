@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api import manifest_yaml
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.names import ROLLOUT, TRAINER, owner_of
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -59,13 +58,10 @@ def read_job(
 
     Raises ValueError, RefusedError or ValidationError that names the problem.
     """
-    documents = [document for document in manifest_yaml.load_all(manifest.read_text()) if document]
-    jobs = [document for document in documents if document.get("kind") == "GRPOJob"]
-    if not jobs:
-        raise ValueError(f"{manifest} contains no object of kind GRPOJob")
-    job = jobs[0] | {"metadata": jobs[0]["metadata"] | _IDENTITY}
+    found = Manifest.read(manifest)
+    job = found.objects[0] | {"metadata": found.objects[0]["metadata"] | _IDENTITY}
     spec = GRPOJobSpec.model_validate(job["spec"])
-    pool = Manifest.read(manifest).pool_of(spec)
+    pool = found.pool_of(spec)
     if engines is not None:
         pool = pool.model_copy(
             update={"replicas": engines, "min_available": min(engines, pool.min_available)}

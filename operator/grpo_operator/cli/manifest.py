@@ -15,9 +15,9 @@ from grpo_operator.plan.planner.resolve import RefusedError
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a file contains. ``jobs``: name and spec of each GRPOJob. ``pools``: specs of RolloutPools."""
+    """Contents of a file. ``objects``: the GRPOJobs. ``pools``: specs of RolloutPools by name."""
 
-    jobs: list[tuple[str, dict[str, Any]]]
+    objects: list[dict[str, Any]]
     pools: dict[str, dict[str, Any]]
 
     @classmethod
@@ -27,10 +27,15 @@ class Manifest:
             documents = [document for document in manifest_yaml.load_all(path.read_text()) if document]
         except yaml.YAMLError as error:
             raise ValueError(f"{path} is not valid YAML: {error}") from error
-        jobs = _of_kind(documents, "GRPOJob")
-        if not jobs:
+        objects = _of_kind(documents, "GRPOJob")
+        if not objects:
             raise ValueError(f"{path} contains no object of kind GRPOJob")
-        return cls(jobs, dict(_of_kind(documents, "RolloutPool")))
+        return cls(objects, dict(map(_named, _of_kind(documents, "RolloutPool"))))
+
+    @property
+    def jobs(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return name and spec of each GRPOJob."""
+        return [_named(job) for job in self.objects]
 
     def pool_of(self, spec: GRPOJobSpec) -> RolloutTemplate:
         """Return the job's own pool, or the pool of its poolRef from the same file.
@@ -51,6 +56,9 @@ class Manifest:
         return pool
 
 
-def _of_kind(documents: list[Any], kind: str) -> list[tuple[str, dict[str, Any]]]:
-    objects = [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
-    return [(str((d.get("metadata") or {}).get("name", "?")), d.get("spec") or {}) for d in objects]
+def _of_kind(documents: list[Any], kind: str) -> list[dict[str, Any]]:
+    return [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
+
+
+def _named(found: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return str((found.get("metadata") or {}).get("name", "?")), found.get("spec") or {}
