@@ -47,7 +47,7 @@ def tokens(api: Api, operator: None) -> list[str]:
 
 @pytest.fixture
 def proxy(tokens: list[str], tmp_path: Path) -> Iterator[FaultProxy]:
-    """What the first replica reaches the API server by."""
+    """Yield the proxy between the first replica and the API server."""
     made = FaultProxy(write_kubeconfig(tmp_path / "first.kubeconfig", tokens[0]), tmp_path)
     yield made
     made.stop()

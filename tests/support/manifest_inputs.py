@@ -1,4 +1,4 @@
-"""What the comment at the top of a manifest says that the user brings.
+"""Inputs that the user brings, read from the comment at the top of a manifest.
 
 Objects are named by kind: ``the PersistentVolumeClaims models and datasets``, ``the Secret hub``. A page in
 parentheses behind them has the command that creates them. Files are those that the comment's commands write,

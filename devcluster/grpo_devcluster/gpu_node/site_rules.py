@@ -1,4 +1,4 @@
-"""What ``make gpu-node-site`` makes its folder from: pins, and rules about what is not in it.
+"""Pins of ``make gpu-node-site``, and rules for what its folder leaves out.
 
 Needs nothing but Python's standard library, because ``make gpu-node-pack`` looks here for the folder.
 """

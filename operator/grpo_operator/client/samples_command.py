@@ -6,7 +6,7 @@ _PROGRAM = ("python3", "-m", "grpo_worker.controller.show_samples")
 
 
 class SampleOptions(TypedDict, total=False):
-    """Which samples are wanted; see ``GRPOClient.samples``."""
+    """Options that select samples; see ``GRPOClient.samples``."""
 
     step: int | None
     prompt: int | None

@@ -1,4 +1,4 @@
-"""How long a job has been in its phase, and how long it should be at most (pure)."""
+"""Time of a job in its phase without progress, and the limit of that time (pure)."""
 
 from collections.abc import Mapping
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""What the shell is offered for ``kubectl grpo``, in the form that kubectl reads."""
+"""Completion of ``kubectl grpo``, in the form that kubectl reads."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What grpo-plan prints: units that suit a job's size, and no GPUs for a job on CPUs."""
+"""grpo-plan prints units that suit a job's size, and no GPUs for a job on CPUs."""
 
 import json
 import re
