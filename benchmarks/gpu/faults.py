@@ -5,9 +5,10 @@
 ``devcluster/gpu-node.sh faults`` runs it in the background. It starts the devcluster and installs the
 operator if they are not there. Trainers and engines are deterministic, so that both runs should have the same
 bits. Writes OUT/calm.json, then OUT/faulted.json: each fault with what shows that it happened and the seconds
-until the next step was complete, and the largest difference between the two runs' metrics over the steps of
-both. The file is written after each fault, so that a machine whose time ends leaves what it has seen. A run
-that fails leaves OUT/RUN.txt, with what helps to understand why, and no run follows it.
+until the next step was complete, the largest difference between the two runs' metrics over the steps of
+both, and how many of these have the same bits. The file is written after each fault, so that a machine whose
+time ends leaves what it has seen. A run that fails leaves OUT/RUN.txt, with what helps to understand why, and
+no run follows it.
 PYTHONPATH: operator, worker_images, devcluster, tests.
 """
 
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ from support.faults import (
 from support.jobs import ENDED
 
 BETWEEN = 2  # undisturbed steps between two faults
-PATIENCE = 240  # seconds for a step after a fault
+PATIENCE = 180  # seconds for a step after a fault
 COMPARED = ("actor/loss", "actor/grad_norm", "critic/score/mean", "train/train_rollout_logprob_abs_diff")
 Fault = Callable[[JobView], str]  # injects it and returns what shows that it happened
 
@@ -169,7 +171,9 @@ def begin(name: str, manifest: Path, steps: int) -> JobView:
     spec = job["spec"]
     spec["totalSteps"] = steps
     spec["trainer"]["deterministic"] = True
-    spec["rollout"]["template"]["engine"]["deterministic"] = True
+    engine = spec["rollout"]["template"]["engine"]
+    engine["deterministic"] = True
+    engine["extraArgs"] = [*engine.get("extraArgs", []), "--disable-radix-cache"]
     spec["checkpoint"] |= {"everySteps": 10, "memory": {"everySteps": 1}}
     kubectl("apply", "-f", "-", stdin=json.dumps(job))
     return JobView(KUBECONFIG, name)
@@ -191,7 +195,7 @@ def suffer(
     for fault in faults:
         wait_step(job, step_of(job) + BETWEEN, PATIENCE)
         started = time.monotonic()
-        case: dict[str, Any] = {"fault": fault.__name__}
+        case: dict[str, Any] = {"fault": fault.__name__, "step": step_of(job)}
         ranks = _ranks(job)
         try:
             case["witness"] = fault(job)
@@ -206,8 +210,6 @@ def suffer(
         found.append(case)
         print(case, flush=True)
         keep(found)
-        if "failed" in case:
-            break
     return found
 
 
@@ -215,6 +217,14 @@ def differences(calm: list[dict[str, Any]], faulted: list[dict[str, Any]]) -> di
     """Return the largest difference of each metric over the steps of both; 0: the same bits."""
     pairs = list(zip(calm, faulted, strict=False))
     return {key: max((abs(one[key] - other[key]) for one, other in pairs), default=0.0) for key in COMPARED}
+
+
+def equal_steps(calm: list[dict[str, Any]], faulted: list[dict[str, Any]]) -> int:
+    """Return how many steps from the first on have the same metrics in both, to the last bit."""
+    same = (
+        all(one[key] == other[key] for key in COMPARED) for one, other in zip(calm, faulted, strict=False)
+    )
+    return sum(takewhile(bool, same))
 
 
 def write(run: str, out: Path, manifest: Path, job: JobView, faults: list[dict[str, Any]]) -> None:
@@ -225,7 +235,9 @@ def write(run: str, out: Path, manifest: Path, job: JobView, faults: list[dict[s
     }  # fmt: skip
     calm = out / "calm.json"
     if run == "faulted" and calm.exists():
-        found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)
+        undisturbed = json.loads(calm.read_text())["steps"]
+        found["differences"] = differences(undisturbed, steps)
+        found["equal_steps"] = equal_steps(undisturbed, steps)
     write_raw(out / f"{run}.json", stamp(nvidia.names() if nvidia.present() else ""), **found)
 
 

@@ -58,7 +58,7 @@ def figures_of(status: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[s
 
 def fault_case(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is kept of the file of benchmarks/gpu/faults.py about the run with faults."""
-    kept = {name: content[name] for name in ("faults", "differences")}
+    kept = {name: content[name] for name in ("faults", "differences", "equal_steps")}
     return kept | {"phase": content["status"]["phase"], "progress": content["status"]["progress"]}
 
 
@@ -71,6 +71,7 @@ def fault_figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         survived = {each["fault"]: each["seconds"] for each in cases[name]["faults"] if "failed" not in each}
         found[f"faults_survived{suffix}"] = len(survived)
         found[f"replay_difference{suffix}"] = max(cases[name]["differences"].values())
+        found[f"replay_equal_steps{suffix}"] = cases[name]["equal_steps"]
         for kind, faults in _RECOVERIES.items():
             seconds = [survived[fault] for fault in faults if fault in survived]
             if seconds:
@@ -99,6 +100,7 @@ def figures(
                 f"p_value_{kind}": float(f"{own['p_value']:.2g}"),
                 f"logprob_gap_mean_{kind}": own["logprob_gap_mean"],
                 f"pause_seconds_longest_{kind}": own["pause_seconds_longest"],
+                f"sync_seconds_{kind}": round(own["sync_seconds"], 2),
             }
     slow, fast = (deterministic[f"{kind}: transformer_engine on 1"] for kind in ("deterministic", "plain"))
     found["deterministic_price_pct"] = round(100 * (slow["seconds"] / fast["seconds"] - 1), 1)

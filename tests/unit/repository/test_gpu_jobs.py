@@ -45,10 +45,11 @@ def test_only_faults_that_were_survived_count_and_the_slowest_recovery_is_named(
         {"fault": "engine_updating", "failed": "no step"},
     ]
     content = {
-        "faults": faults, "differences": {"actor/loss": 0.0, "critic/score/mean": 1e-7},
+        "faults": faults, "differences": {"actor/loss": 0.0, "critic/score/mean": 1e-7}, "equal_steps": 9,
         "status": {"phase": "Succeeded", "progress": "44/44"},
     }  # fmt: skip
     found = gpu_jobs.fault_figures({"deepseek-v3-1b-4gpu": gpu_jobs.fault_case(content)})
     assert found == {
-        "faults_survived_4": 2, "replay_difference_4": 1e-7, "recovery_seconds_trainer_4": 31.0
+        "faults_survived_4": 2, "replay_difference_4": 1e-7, "replay_equal_steps_4": 9,
+        "recovery_seconds_trainer_4": 31.0,
     }  # fmt: skip
