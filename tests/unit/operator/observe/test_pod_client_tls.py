@@ -1,9 +1,10 @@
 """The operator's calls to controllers that serve HTTPS: whom it believes, and who gets its token."""
 
+import asyncio
 import contextlib
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,14 @@ async def client(tmp_path: Path) -> AsyncIterator[PodClient]:
     await client.close()
 
 
-@contextlib.contextmanager
-def serving(pod: PodTls, port: int) -> Iterator[Controller]:
+@contextlib.asynccontextmanager
+async def serving(pod: PodTls, port: int) -> AsyncIterator[Controller]:
     controller = Controller(pod, port)
     try:
         yield controller
     finally:
-        controller.stop()
+        # The client's loop answers the end of its connection, for which the server waits half a minute.
+        await asyncio.to_thread(controller.stop)
 
 
 def pods(address: str, tls: bool = True) -> tuple[dict[str, Any], ...]:
@@ -88,7 +90,7 @@ def pods(address: str, tls: bool = True) -> tuple[dict[str, Any], ...]:
 async def test_the_operator_polls_and_orders_over_tls(
     client: PodClient, port: int, tmp_path: Path, address: str
 ) -> None:
-    with serving(PodTls(tmp_path / "a", MASTER, A), port) as controller:
+    async with serving(PodTls(tmp_path / "a", MASTER, A), port) as controller:
         found = (await client.controllers(pods(address))).status
         assert found is not None and found.attempt == 3
         await client.order(pods(address), True, [], None, "secret")
@@ -100,7 +102,7 @@ async def test_the_operator_polls_and_orders_over_tls(
 async def test_a_pod_that_is_not_of_the_job_is_not_believed_and_gets_no_token(
     client: PodClient, port: int, tmp_path: Path, master: str, of: dict[str, Any]
 ) -> None:
-    with serving(PodTls(tmp_path / "other", master, of), port) as controller:
+    async with serving(PodTls(tmp_path / "other", master, of), port) as controller:
         assert (await client.controllers(pods("127.0.0.1"))).status is None
         await client.order(pods("127.0.0.1"), True, [], None, "secret")
         assert controller.tokens == []
