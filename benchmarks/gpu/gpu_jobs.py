@@ -12,6 +12,7 @@ _KEPT = (
     *("step", "critic/score/mean", "train/train_rollout_logprob_abs_diff", "actor/entropy", "wall_time"),
     *("timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/update_weights_pause"),
     *("timing_s/to_engines", "timing_s/to_trainers", "timing_s/save_checkpoint", "weight_sync/link_failures"),
+    *("perf/throughput", "perf/max_memory_allocated_gb", "perf/waiting_memory_reserved_gb"),
 )
 _WARM_UP = 2  # steps in which kernels are compiled
 # Suffixes of the figures of each manifest.
@@ -19,12 +20,14 @@ _KINDS = {
     "deepseek-v3-1b-1gpu": "colocated", "deepseek-v3-1b-2gpu": "static", "deepseek-v3-1b-fp8-2gpu": "fp8",
     "qwen3-moe-1b-2gpu": "colocated_2", "deepseek-v3-1b-4gpu": "static_4",
 }  # fmt: skip
-_FAULTED = {"deepseek-v3-1b-2gpu": "", "deepseek-v3-1b-4gpu": "_4"}
+_FAULTED = {"deepseek-v3-1b-1gpu": "_colocated", "deepseek-v3-1b-2gpu": "", "deepseek-v3-1b-4gpu": "_4"}
 _RECOVERIES = {
     "trainer": ("rank", "trainer_pod"),
     "engine": ("engine_generating", "engine_updating"),
     "controller": ("controller",),
 }
+# Gigabytes of the fullest GPU: what its rank takes while it trains, and while engines have the GPU.
+_TRAINING, _WAITING = "perf/max_memory_allocated_gb", "perf/waiting_memory_reserved_gb"
 _GAP = "train/train_rollout_logprob_abs_diff"
 
 
@@ -46,7 +49,7 @@ def figures_of(status: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[s
     """Return the figures of a job beside those of report.summarise."""
     seconds = [step["timing_s/step"] for step in steps[_WARM_UP:]]
     began = datetime.fromisoformat(status["startedAt"]).timestamp()
-    return {
+    found = {
         "start_to_first_step_seconds": round(steps[0]["wall_time"] - began, 1),
         "step_seconds_median": round(statistics.median(seconds), 2),
         "step_seconds_longest": round(max(seconds), 2),
@@ -54,6 +57,8 @@ def figures_of(status: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[s
         "pause_seconds_longest": round(max(s["timing_s/update_weights_pause"] for s in steps[_WARM_UP:]), 3),
         "link_failures": max(step.get("weight_sync/link_failures", 0) for step in steps),
     }
+    shares = [1 - s[_WAITING] / s[_TRAINING] for s in steps[_WARM_UP:] if _WAITING in s]
+    return found | ({"memory_returned_share": round(min(shares), 3)} if shares else {})
 
 
 def fault_case(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +107,8 @@ def figures(
                 f"pause_seconds_longest_{kind}": own["pause_seconds_longest"],
                 f"sync_seconds_{kind}": round(own["sync_seconds"], 2),
             }
+            if "memory_returned_share" in own:
+                found[f"{kind}_memory_returned_share"] = own["memory_returned_share"]
     slow, fast = (deterministic[f"{kind}: transformer_engine on 1"] for kind in ("deterministic", "plain"))
     found["deterministic_price_pct"] = round(100 * (slow["seconds"] / fast["seconds"] - 1), 1)
     return found

@@ -1,5 +1,6 @@
 """Removes from an installed folder of Python packages what jobs on the machine never read."""
 
+import csv
 import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -10,8 +11,7 @@ from grpo_devcluster.gpu_node.site_rules import Rules
 from grpo_devcluster.gpu_node.thin_images import run_any_python
 from grpo_devcluster.stages import StageError, run
 
-# They have paths of this machine, or digests of files with such paths.
-_OF_THIS_MACHINE = ("direct_url.json", "uv_cache.json", "RECORD")
+_OF_THIS_MACHINE = ("direct_url.json", "uv_cache.json")  # they have paths of this machine
 _SMALLEST = 200_000  # bytes of a library that is worth stripping
 
 
@@ -21,6 +21,8 @@ def trim(folder: Path, rules: Rules) -> None:
     for name in _OF_THIS_MACHINE:
         for file in folder.glob(f"*.dist-info/{name}"):
             file.unlink()
+    for record in folder.glob("*.dist-info/RECORD"):
+        record.write_text(plain_record(record.read_text(), folder))
     run_any_python(folder / "bin")
     for library in stripped(folder, rules.unstripped):
         command = ["strip", "--strip-unneeded", library]
@@ -29,6 +31,15 @@ def trim(folder: Path, rules: Rules) -> None:
         if (folder / name).exists():
             blanked = fatbin.prune(folder / name, rules.architecture)
             print(f"    {name}: {blanked / 1e6:.0f} MB of GPU code for other GPUs are blank")
+
+
+def plain_record(record: str, folder: Path) -> str:
+    """Return the RECORD of a package with the files that are left, without their digests and sizes.
+
+    Packages find their libraries by it. Digests are of the files before they changed here.
+    """
+    paths = sorted(row[0] for row in csv.reader(record.splitlines()) if row)
+    return "".join(f"{path},,\n" for path in paths if "," not in path and (folder / path).exists())
 
 
 def drop(folder: Path, patterns: Sequence[str]) -> None:

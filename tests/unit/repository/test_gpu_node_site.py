@@ -1,5 +1,6 @@
 """The Python packages of a pack: pins, rules, what is removed, and the check of what they require."""
 
+import importlib.metadata
 import os
 import struct
 import tomllib
@@ -166,6 +167,26 @@ def test_a_pattern_that_drops_nothing_is_out_of_date(tmp_path: Path) -> None:
     assert list((tmp_path / "ray").iterdir()) == []
     with pytest.raises(StageError, match=r"nothing in the packages fits 'ray/jars'"):
         site_trim.drop(tmp_path, ["ray/jars"])
+
+
+def test_a_package_finds_the_files_of_its_record_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "found-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    (record.parent / "METADATA").write_text("Name: found\nVersion: 1.0\n")
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "libfound.so").touch()
+    record.write_text(
+        "found/libfound.so,sha256=x,3\nfound/dropped.so,sha256=x,3\nfound-1.0.dist-info/RECORD,,\n"
+    )
+    record.write_text(site_trim.plain_record(record.read_text(), tmp_path))
+    assert record.read_text() == "found-1.0.dist-info/RECORD,,\nfound/libfound.so,,\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    files = importlib.metadata.distribution("found").files
+    assert files is not None and [str(file.locate()) for file in files if file.suffix == ".so"] == [
+        str(tmp_path / "found" / "libfound.so")
+    ]
 
 
 def test_large_programs_and_libraries_lose_their_symbols(tmp_path: Path) -> None:
