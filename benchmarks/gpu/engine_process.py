@@ -147,9 +147,9 @@ def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
 def entry_points(folder: Path) -> Path:
     """Write the entry points by which SGLang finds the plugins of a checkout that is not installed."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    metadata = folder / "plugins" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    metadata = folder / "plugins" / f"{project['name'].replace('-', '_')}-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
-    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: 0\n")
     lines = [
         line
         for group, points in project["entry-points"].items()

@@ -174,9 +174,18 @@ def begin(name: str, manifest: Path, steps: int) -> JobView:
     engine = spec["rollout"]["template"]["engine"]
     engine["deterministic"] = True
     engine["extraArgs"] = [*engine.get("extraArgs", []), "--disable-radix-cache"]
-    spec["checkpoint"] |= {"everySteps": 10, "memory": {"everySteps": 1}}
+    spec["checkpoint"]["everySteps"] = 10
+    if spec.get("mode") != "colocated":  # beside offloaded state, copies would not fit a host of one GPU
+        spec["checkpoint"]["memory"] = {"everySteps": 1}
     kubectl("apply", "-f", "-", stdin=json.dumps(job))
     return JobView(KUBECONFIG, name)
+
+
+def _begun(job: JobView) -> bool:
+    """Return whether the first step is complete. Raises AssertionError for a job that will have none."""
+    status = job.status()
+    assert status.get("phase") not in {"Invalid", *ENDED}, status
+    return step_of(job) >= 1
 
 
 def _ranks(job: JobView) -> list[int]:
@@ -248,7 +257,7 @@ def run(name: str, args: argparse.Namespace) -> bool:
     keep = partial(write, name, args.out, args.manifest, job)
     succeeded = False
     try:
-        until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
+        until("the first step", lambda: _begun(job), 2 * PATIENCE)
         chosen = [BY_NAME[fault] for fault in args.only]
         faults = suffer(job, chosen, keep) if name == "faulted" else []
         status = job.wait(ENDED, 2 * PATIENCE)
