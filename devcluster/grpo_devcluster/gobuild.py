@@ -65,6 +65,7 @@ COMPONENTS = {
         Component("krew", "krew", "sigs.k8s.io/krew/cmd/krew"),
         Component("glua", "gopher-lua", "github.com/yuin/gopher-lua/cmd/glua"),
         Component("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
+        Component("fake-gcs-server", "fake-gcs-server", "github.com/fsouza/fake-gcs-server"),
         *(
             Component(name, "containerd", _CONTAINERD + name)
             for name in ("containerd", "containerd-shim-runc-v2", "ctr")

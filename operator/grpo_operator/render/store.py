@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.names import STORE_MOUNT
+from grpo_operator.api.names import GOOGLE_KEY, GOOGLE_KEY_VARIABLE, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.render.pod_template import PodParts
 
 FETCHED = "volumes"  # folder of the store for the files that jobs fetch, which they share
 # Less than any container that starts after it, so it does not raise the pod's requests.
 _RESOURCES = Resources(cpu="10m", memory="64Mi")
-# Of a Secret with credentials for S3, as all clients of it read them.
-_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+# Entries of a Secret with credentials for S3, and the variables in which all clients of it read them.
+_S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 # Also in file:///store/x, and not in s3://bucket/store/x.
 _IN_STORE = re.compile(rf"(?<![\w.-]){STORE_MOUNT}(/|$)")
 # Folders of a hostPath belong to root. The namespace must allow such volumes, and root, anyway.
@@ -88,8 +88,12 @@ class JobStore:
 
     def credentials(self) -> list[dict[str, Any]]:
         """Return the env of containers that use an object store. They report a Secret that lacks a key."""
-        secret = self.spec.checkpoint.store.secret
-        return [_from_secret(name, secret) for name in _KEYS] if secret else []
+        store = self.spec.checkpoint.store
+        if store.secret is None:
+            return []
+        if (store.uri or "").startswith("gs://"):
+            return [_from_secret(GOOGLE_KEY_VARIABLE, store.secret, GOOGLE_KEY)]
+        return [_from_secret(name, store.secret, name) for name in _S3_KEYS]
 
     @property
     def _named(self) -> bool:
@@ -104,8 +108,8 @@ def mount(folder: str, read_only: bool) -> dict[str, Any]:
     return made | ({"readOnly": True} if read_only else {})
 
 
-def _from_secret(name: str, secret: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}}}
+def _from_secret(name: str, secret: str, key: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
 
 
 def _fetches(spec: GRPOJobSpec) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from grpo_operator.api.names import in_bucket
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
@@ -33,12 +33,19 @@ def store_path(store: StoreSpec, path: str) -> StorePath:
         return Path(path)
     from upath import UPath
 
-    if path.startswith("s3://"):
-        from grpo_worker.common import s3
+    remote: UPath = UPath(path, **_options(store, path))
+    return remote
 
-        remote: UPath = UPath(path, **s3.options(store))
-        return remote
-    return UPath(path, use_listings_cache=False)
+
+def _options(store: StoreSpec, path: str) -> dict[str, Any]:
+    try:
+        if path.startswith("s3://"):
+            from grpo_worker.common.s3 import options
+        else:
+            from grpo_worker.common.google_storage import options
+    except ImportError:
+        return {}  # whoever waits for the store says which driver the image lacks
+    return options(store)
 
 
 def elsewhere(path: Place, other: str) -> Place:

@@ -18,13 +18,14 @@ _STORE_RULES: tuple[Rule["StoreSpec"], ...] = (
         lambda store: [store.path, store.pvc, store.uri].count(None) == 2,
     ),
     Rule(
-        "(has(self.uri) && self.uri.startsWith('s3://'))"
-        " || !(has(self.endpoint) || has(self.region) || has(self.secret))",
-        "endpoint, region and secret belong to a uri that begins with s3://: remove them, or set such a uri",
-        lambda store: bool(
-            (store.uri and store.uri.startswith("s3://"))
-            or not (store.endpoint or store.region or store.secret)
-        ),
+        "has(self.uri) || !(has(self.endpoint) || has(self.secret))",
+        "endpoint and secret belong to a uri: remove them, or set uri",
+        lambda store: bool(store.uri or not (store.endpoint or store.secret)),
+    ),
+    Rule(
+        "(has(self.uri) && self.uri.startsWith('s3://')) || !has(self.region)",
+        "region belongs to a uri that begins with s3://: remove it, or set such a uri",
+        lambda store: bool((store.uri and store.uri.startswith("s3://")) or not store.region),
     ),
 )
 
@@ -39,25 +40,26 @@ class StoreSpec(Model):
         None,
         max_length=512,
         pattern=_URI,
-        description="bucket of an object store, and prefix in it: s3://BUCKET/PREFIX, or gs://BUCKET/PREFIX, "
-        "which is untested",
+        description="bucket of an object store, and prefix in it: s3://BUCKET/PREFIX, or gs://BUCKET/PREFIX "
+        "of Google Cloud Storage",
     )
     endpoint: str | None = Field(
         None,
         max_length=253,
         pattern=r"^https?://[A-Za-z0-9.\[\]:_-]+$",
-        description="address of the S3 server; default: that of AWS",
+        description="address of the server; default: that of AWS or Google",
     )
     region: str | None = Field(
         None,
         max_length=63,
         pattern=r"^[a-z0-9-]+$",
-        description="region of the bucket; default: as the environment of the pods says",
+        description="region of an S3 bucket; default: as the environment of the pods says",
     )
     secret: Name | None = Field(
         None,
-        description="name of a Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, which may have "
-        "AWS_SESSION_TOKEN too; default: the pods have the credentials of their service account or node",
+        description="name of a Secret. For S3 it has AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and may "
+        "have AWS_SESSION_TOKEN; for Google it has key.json, the key of a service account. Default: the pods "
+        "have the credentials of their service account or node",
     )
 
     @property
@@ -107,7 +109,7 @@ class ResumeFromSpec(Model):
         max_length=1024,
         pattern=_URI,
         description="checkpoint or folder of a job in a bucket, for a job whose checkpoint.store.uri is on "
-        "the same server: s3://BUCKET/PREFIX",
+        "the same server: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
     )
     step: int | None = Field(
         None, ge=1, le=10**7, description="step of the checkpoint; default: the newest complete one"

@@ -358,7 +358,10 @@ CASES: dict[str, Changes] = {
     "a bucket of another kind": {"checkpoint.store": {"uri": "gs://runs/grpo"}},
     "a bucket beside a claim": {"checkpoint.store": S3 | {"pvc": "store"}},
     "an endpoint of a claim": {"checkpoint.store": {"pvc": "store", "endpoint": "http://s3:9000"}},
-    "keys of S3 for another kind": {"checkpoint.store": {"uri": "gs://runs/grpo", "secret": "keys"}},
+    "a key for another kind": {
+        "checkpoint.store": {"uri": "gs://runs/grpo", "secret": "keys", "endpoint": "http://gs:4443"}
+    },
+    "a region of another kind": {"checkpoint.store": {"uri": "gs://runs/grpo", "region": "eu-1"}},
     "a fork in a bucket": {"checkpoint.store": S3, "checkpoint.resumeFrom": {"job": "another"}},
     "a fork of a bucket": {"checkpoint.store": S3, "checkpoint.resumeFrom": {"uri": "s3://other/x/y"}},
     "a fork of a path in a bucket": {"checkpoint.store": S3, "checkpoint.resumeFrom": {"path": "/store/x"}},

@@ -21,6 +21,7 @@ from grpo_operator.settings import OperatorSettings
 from support.objects import job, pool_of, spec_of
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1", pod_overlay={"env": [{"name": "X", "value": "1"}]})
+S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 def cluster(suspend: bool = False, **spec: Any) -> dict[str, Any]:
@@ -251,20 +252,29 @@ def test_agents_of_a_jobs_own_engines_read_its_folder_and_nobody_in_their_pods_w
         assert mount == {"name": "store", "readOnly": True} | own
 
 
-def test_beside_an_object_store_each_pod_has_its_own_disk_and_only_its_users_have_the_keys() -> None:
-    store = {"uri": "s3://runs/grpo", "endpoint": "http://s3:9000", "secret": "keys"}
+@pytest.mark.parametrize(
+    ("uri", "keys"),
+    [
+        ("s3://runs/grpo", {key: key for key in S3_KEYS}),
+        ("gs://runs/grpo", {"GOOGLE_APPLICATION_CREDENTIALS_JSON": "key.json"}),
+    ],
+)
+def test_beside_an_object_store_each_pod_has_its_own_disk_and_only_its_users_have_the_keys(
+    uri: str, keys: dict[str, str]
+) -> None:
+    store = {"uri": uri, "endpoint": "http://server:9000", "secret": "keys"}
     groups = cluster(checkpoint={"store": store})["spec"]["workerGroupSpecs"]
     pods = {group["groupName"]: group["template"]["spec"] for group in groups}
-    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
     with_keys = set()
     for name, pod in pods.items():
         for container in (*pod["containers"], *pod.get("initContainers", [])):
-            found = {env["name"]: env for env in container["env"] if env["name"].startswith("AWS")}
+            named = {env["name"]: env for env in container["env"]}
+            found = {name: env for name, env in named.items() if name.startswith(("AWS", "GOOGLE"))}
             if found:
                 with_keys.add(container["name"])
-                assert found.keys() == keys
-                for key, env in found.items():
-                    reference = {"name": "keys", "key": key, "optional": True}
+                assert found.keys() == keys.keys()
+                for variable, env in found.items():
+                    reference = {"name": "keys", "key": keys[variable], "optional": True}
                     assert env["valueFrom"] == {"secretKeyRef": reference}
         stores = [volume for volume in pod["volumes"] if volume["name"] == "store"]
         assert stores == ([] if name == "rollout" else [{"name": "store", "emptyDir": {}}])

@@ -5,9 +5,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from grpo_operator.api.names import GOOGLE_KEY
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.common.clock import Clock
-from grpo_worker.common.store_path import StorePath, patiently, remove_file
+from grpo_worker.common.store_path import StorePath, create, patiently, remove_file
+
+# By the scheme of a store's uri: how an object is created only if there is none, and entries of its Secret.
+_CONDITION = {"s3": "If-None-Match", "gs": "ifGenerationMatch"}
+_ENTRIES = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": GOOGLE_KEY}
 
 
 def await_store(store: StorePath, spec: StoreSpec, report: Callable[[str], None], clock: Clock) -> None:
@@ -40,25 +45,29 @@ def _probe(store: StorePath, spec: StoreSpec) -> None:
     """Create an object twice, of which the second time must be refused, and remove it."""
     assert not isinstance(store, Path)
     place = store / f"probe-{uuid.uuid4().hex}"
-    place.fs.pipe_file(place.path, b"", mode="create")
+    create(place, "")  # twice, if the answer to the first request was lost
     try:
         place.fs.pipe_file(place.path, b"", mode="create")
     except FileExistsError:
         return
     else:
         raise ValueError(
-            f"{spec.label}: the server does not refuse to create what exists (If-None-Match), so two "
-            "controllers could both run the job: use another server, or a store of kind pvc or path"
+            f"{spec.label}: the server does not refuse to create what exists ({_CONDITION[_scheme(spec)]}), "
+            "so two controllers could both run the job: use another server, or a store of kind pvc or path"
         )
     finally:
         remove_file(place)
+
+
+def _scheme(spec: StoreSpec) -> str:
+    return (spec.uri or "").partition(":")[0]
 
 
 def _credentials(spec: StoreSpec) -> str:
     if spec.secret:
         return (
             f"checkpoint.store.secret={spec.secret}: its credentials give no access to {spec.uri}: correct "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the Secret, or what they may do in the bucket"
+            f"{_ENTRIES[_scheme(spec)]} in the Secret, or what they may do in the bucket"
         )
     return (
         f"{spec.label}: the controller's pod has no access: set checkpoint.store.secret, or a service "
