@@ -43,6 +43,7 @@ from support.faults import (
 )  # fmt: skip
 from support.jobs import ENDED, STEPS, Start
 from support.runs import assert_same_steps, recoveries
+from support.stored_samples import assert_ids_are_texts
 
 DEADLINE = 20  # seconds of weightSync.timeoutSeconds
 RECOVERY = 360  # seconds, of each restart
@@ -106,6 +107,8 @@ def test_users_read_metrics_status_logs_and_the_page_of_the_job(job: JobView, tm
     frame = asyncio.run(client.samples_frame(job.name, step=8))
     assert sorted(frame["uid"][~frame["dropped"].astype(bool)]) == sorted(_consumed(job, 8))
     assert samples[0]["score"] == max(sample["score"] for sample in samples) and samples[0]["answer"]
+    shown = _grpo("samples", job.name, "--step=8", "--limit=8", "--tokens", "-o", "json")
+    assert_ids_are_texts([row for row in json.loads(shown)["items"] if not row["dropped"]])
     _grpo("ui", job.name, "-o", str(tmp_path / "run.html"))
     assert '"name":"actor/loss"' in (tmp_path / "run.html").read_text()
     with _page(job.name) as url:
@@ -115,6 +118,8 @@ def test_users_read_metrics_status_logs_and_the_page_of_the_job(job: JobView, tm
         assert httpx.get(steps, timeout=120).json()["new"]["last"]["step"] >= 8
     shown = _grpo("status", job.name)
     assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
+    restarts = job.kubectl("get", "grpojob", job.name, "--no-headers").split()[-2]
+    assert restarts == "1", "the column RESTARTS of kubectl get"
 
 
 def test_steps_and_limits_change_while_the_job_runs(job: JobView) -> None:
