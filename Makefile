@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile mkdocs.yml README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-cli bench-data-path bench-sync-planner bench-sync-cluster bench-sync bench-late-engine bench-sandbox bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site dashboards image-locks sbom version wheel krew images publish-images chart publish-chart env clean gpu-node-site
+.PHONY: help demo down up gpu-node gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-cli bench-data-path bench-sync-planner bench-sync-cluster bench-sync bench-late-engine bench-sandbox bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site dashboards image-locks sbom version wheel krew images publish-images chart publish-chart env clean gpu-node-site
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -22,6 +22,8 @@ down:  ## remove every trace of the embedded Kubernetes
 
 gpu-node-site: env  ## make the folder of Python packages that gpu-node-pack packs (GRPO_GPU_NODE_WHEELS=FOLDER: with your own wheels)
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.gpu_node.site
+
+gpu-node: gpu-node-site gpu-node-pack  ## both: what devcluster/gpu-node.sh starts there
 
 gpu-node-pack:  ## pack the embedded Kubernetes for a machine with GPUs and no network, in build/gpu-node
 	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.gpu_node.pack

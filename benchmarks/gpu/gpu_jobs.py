@@ -84,6 +84,11 @@ def fault_figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _gpus(manifest: str) -> int:
+    """Return the number of GPUs with which the name of a manifest ends, such as "deepseek-v3-1b-4gpu"."""
+    return int(manifest.rpartition("-")[2].removesuffix("gpu"))
+
+
 def figures(
     cases: Mapping[str, Mapping[str, Any]],
     deterministic: Mapping[str, Any],
@@ -93,7 +98,12 @@ def figures(
 
     ``deterministic``: cases of benchmarks/gpu/deterministic.py. ``faulted``: see ``fault_figures``.
     """
-    found: dict[str, float] = {"jobs_succeeded": sum(case["phase"] == "Succeeded" for case in cases.values())}
+    succeeded = {name: case["figures"] for name, case in cases.items() if case["phase"] == "Succeeded"}
+    found: dict[str, float] = {"jobs_succeeded": len(succeeded)}
+    if succeeded:  # the worst of them
+        found["gpus"] = max(map(_gpus, succeeded))
+        for figure in ("start_to_first_step_seconds", "logprob_gap_mean"):
+            found[figure] = max(own[figure] for own in succeeded.values())
     found |= fault_figures(faulted)
     for name, kind in _KINDS.items():
         if name in cases:
