@@ -41,16 +41,29 @@ SAMPLED = frozenset(
     )
 )
 
+# Layouts of tests/worker/test_fidelity.py that ``make test`` runs: each family, and each axis beside another.
+WIDEST = frozenset(
+    {
+        *("deepseek-pp2-vpp2-uneven", "deepseek-tp2-pp2-ep2", "deepseek-tp2-cp2-ep4", "qwen3-tp2-pp2"),
+        *("qwen3-tied-pp2", "qwen3-moe-tp2-ep2", "qwen3-moe-cp2-pp2", "llama-tp2-pp2", "qwen2-cp2"),
+        *("glm-tp2-ep2", "kimi-tp2-ep2"),
+    }
+)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all cases but the first one of each test in the sampled modules as slow."""
+    """Mark as slow the narrower layouts, and all cases but the first of each test in sampled modules."""
     seen: set[tuple[str, str]] = set()
     for item in items:
-        if not isinstance(item, pytest.Function) or item.path.stem not in SAMPLED:
+        if not isinstance(item, pytest.Function):
             continue
         test = item.path.stem, item.originalname
-        if test in seen:
+        if item.path.stem == "test_fidelity":
+            narrow = item.callspec.params.get("name", "") not in {"", *WIDEST}
+        else:
+            narrow = item.path.stem in SAMPLED and test in seen
+        if narrow:
             item.add_marker(pytest.mark.slow)
         seen.add(test)
 
