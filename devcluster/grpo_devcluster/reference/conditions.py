@@ -90,7 +90,7 @@ _REASONS = {
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
     "[networking](../guides/networking.md#what-nccl-chose).",
     "NoLandlock": "`reward.sandbox: bestEffort` runs programs on a node whose kernel has no Landlock. They "
-    "can read the files of the controller's pod. See [security](../concepts/security.md#code-of-the-job).",
+    "can read the files of the controller's pod. See [code of the job](../concepts/job-code.md).",
     "ValidationRegressed": "The job has failed because its scores have fallen (`validation.onRegression`). "
     "The message names the best step. See [validation](../guides/validation.md#when-scores-fall).",
     "PoolsWhole": "All ranks and engines are ready.",
