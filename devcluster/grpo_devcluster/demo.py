@@ -69,12 +69,13 @@ def manifest_for(gpus: int) -> Path:
 
 
 def _own_values() -> dict[str, Any]:
-    """Return chart values for the user's cluster: the JSON file named by GRPO_VALUES, or the defaults."""
+    """Return chart values for the user's cluster: what the job needs, and the JSON file of GRPO_VALUES."""
     path = os.environ.get("GRPO_VALUES")
     try:
-        return dict(json.loads(Path(path).read_text())) if path else {}
+        given = dict(json.loads(Path(path).read_text())) if path else {}
     except (OSError, ValueError) as error:
         raise StageError(f"GRPO_VALUES={path} is not a readable JSON file of values: {error}") from error
+    return ({} if given.get("allNamespaces") else {"watchNamespaces": ["default"]}) | given
 
 
 def _failure(status: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "replicas": 1,  # a second one on the same node would only take memory
+        "allNamespaces": True,
         "images": {"trainer": images["trainer"], "rollout": images["rollout"], "pullPolicy": "IfNotPresent"},
         "podOverlay": pod_overlay(),
     }
