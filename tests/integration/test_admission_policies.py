@@ -52,12 +52,8 @@ def _chart(*settings: str) -> str:
 
 @pytest.fixture(scope="module")
 def chart(api: Api) -> Iterator[None]:
-    """The chart's rights and policies; hostPath and hostNetwork need a label of the namespace."""
-    objects = _chart(
-        "allNamespaces=true",
-        "admissionPolicies.pods.allow=[]",
-        "admissionPolicies.podTemplates.enabled=true",
-    )
+    """The chart's rights and policies."""
+    objects = _chart("allNamespaces=true", "admissionPolicies.podTemplates.enabled=true")
     api.ok("apply", "-f", "-", stdin=objects)
     secret = _secret("other")
     until("the policies work", lambda: _refused(api, secret, OPERATOR), 60)

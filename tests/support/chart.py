@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ def helm(*arguments: str, command: Sequence[str] = ("template",)) -> subprocess.
     return subprocess.run(given, capture_output=True, text=True, check=False)
 
 
+@cache
 def render(*arguments: str) -> Objects:
-    """Return the objects of the chart."""
+    """Return the objects of the chart, which tests share and must not change."""
     done = helm(*arguments)
     assert done.returncode == 0, done.stderr
     return [found for found in yaml.safe_load_all(done.stdout) if found]

@@ -12,7 +12,7 @@ import yaml
 
 from grpo_devcluster.certs import PKI
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.install import CHART
+from grpo_devcluster.install import CHART, PATHS_OF_NODES
 from grpo_devcluster.settings import SERVER
 from support.api_server import Api
 
@@ -33,6 +33,7 @@ def roles(namespace: str, everywhere: bool = True) -> list[dict[str, Any]]:
     """
     command = [str(binary("helm")), "template", RELEASE, str(CHART), "-n", namespace]
     command += ["--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true"]
+    command += ["--set-json", f"admissionPolicies={json.dumps(PATHS_OF_NODES)}"]
     command += ["--set", f"allNamespaces={str(everywhere).lower()}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rendered = [found for found in yaml.safe_load_all(done.stdout) if found]

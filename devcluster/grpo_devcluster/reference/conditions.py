@@ -57,7 +57,8 @@ _REASONS = {
     "CrdTooOld": "Apply the CRDs of this operator version: see [upgrades](../guides/upgrades.md).",
     "OlderOperator": "A newer operator has accepted the spec. The message names the fields that this one "
     "ignores. Upgrade it: see [upgrades](../guides/upgrades.md#downgrades).",
-    "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
+    "ApplyRefused": "The message quotes the API server: an invalid `podTemplate`, a quota, or what the "
+    "namespace must [allow](../guides/admission.md#policies-of-the-chart).",
     "Unschedulable": "The scheduler finds no node for pods, and the message quotes it: nodes are full or "
     "tainted, or a claim does not exist.",
     "ContainersFailing": "The message names each failing container and its last error.",
