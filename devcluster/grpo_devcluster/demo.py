@@ -14,7 +14,7 @@ from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView, memory_used
 from grpo_devcluster.gobuild import everything_built, link_tools
 from grpo_devcluster.images import environment
-from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.install import PATHS_OF_NODES, devcluster_values, install_operator
 from grpo_devcluster.paths import KUBECONFIG, REPO
 from grpo_devcluster.results import record
 from grpo_devcluster.stages import StageError, fail, run, stage
@@ -69,12 +69,14 @@ def manifest_for(gpus: int) -> Path:
 
 
 def _own_values() -> dict[str, Any]:
-    """Return chart values for the user's cluster: the JSON file named by GRPO_VALUES, or the defaults."""
+    """Return chart values for the user's cluster: what the job needs, and the JSON file of GRPO_VALUES."""
     path = os.environ.get("GRPO_VALUES")
     try:
-        return dict(json.loads(Path(path).read_text())) if path else {}
+        given = dict(json.loads(Path(path).read_text())) if path else {}
     except (OSError, ValueError) as error:
         raise StageError(f"GRPO_VALUES={path} is not a readable JSON file of values: {error}") from error
+    watched: dict[str, Any] = {} if given.get("allNamespaces") else {"watchNamespaces": ["default"]}
+    return watched | {"admissionPolicies": PATHS_OF_NODES} | given
 
 
 def _failure(status: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ from grpo_devcluster.stages import run
 
 CHART = REPO / "helm" / "grpo-operator"
 NAMESPACE = "grpo-system"
+# Stores of the manifests for the devcluster are directories of its node.
+PATHS_OF_NODES = {"pods": {"allow": ["hostPath"]}}
 
 
 def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
@@ -46,6 +48,8 @@ def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "replicas": 1,  # a second one on the same node would only take memory
+        "allNamespaces": True,
+        "admissionPolicies": PATHS_OF_NODES,
         "images": {"trainer": images["trainer"], "rollout": images["rollout"], "pullPolicy": "IfNotPresent"},
         "podOverlay": pod_overlay(),
     }

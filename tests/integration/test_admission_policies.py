@@ -31,6 +31,7 @@ OPERATOR = f"--as=system:serviceaccount:{SYSTEM}:ops"
 TINY = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
 KINDS = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 SAMPLES = REPO / "manifests" / "policies"
+OWNERS = [{"apiVersion": TINY["apiVersion"], "kind": "GRPOJob", "name": "tiny", "uid": "12345678-90ab"}]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,8 +53,8 @@ def _chart(*settings: str) -> str:
 
 @pytest.fixture(scope="module")
 def chart(api: Api) -> Iterator[None]:
-    """The chart's rights and policies; hostPath and hostNetwork need a label of the namespace."""
-    objects = _chart("admissionPolicies.pods.allow=[]", "admissionPolicies.podTemplates.enabled=true")
+    """The chart's rights and policies."""
+    objects = _chart("allNamespaces=true", "admissionPolicies.podTemplates.enabled=true")
     api.ok("apply", "-f", "-", stdin=objects)
     secret = _secret("other")
     until("the policies work", lambda: _refused(api, secret, OPERATOR), 60)
@@ -95,13 +96,15 @@ def _secret(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def _config_map(labels: dict[str, str], name: str = "anything", namespace: str = "default") -> dict[str, Any]:
-    meta = {"name": name, "namespace": namespace, "labels": labels}
+    meta = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": OWNERS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
 
 
-def _cluster(store: dict[str, Any] | None = None, **pod: Any) -> dict[str, Any]:
+def _cluster(
+    store: dict[str, Any] | None = None, scheduling: dict[str, Any] | None = None, **pod: Any
+) -> dict[str, Any]:
     """Return the RayCluster of a job, with fields of the training pods changed."""
-    job = _job(checkpoint={"store": store or {"pvc": "store"}})
+    job = _job(checkpoint={"store": store or {"pvc": "store"}}, scheduling=scheduling or {})
     spec = GRPOJobSpec.model_validate(job["spec"])
     cluster = job_cluster(job, spec, pool_of(spec), OperatorSettings("t:a", "r:a"), False).wire()
     cluster["spec"]["workerGroupSpecs"][1]["template"]["spec"] |= pod
@@ -175,8 +178,27 @@ def test_the_operator_changes_no_spec_of_a_job(api: Api) -> None:
     }
     pool["spec"] = pool["spec"] | {"model": TINY["spec"]["model"]}
     labels = {"labels": {"rl.grpo.dev/job": "tiny"}}
-    assert not _refused(api, pool | {"metadata": {"name": "tiny-rollout"} | labels}, OPERATOR)
+    alone = pool | {"metadata": {"name": "tiny-rollout"} | labels}
+    assert "with a GRPOJob as their only owner" in _refused(api, alone, OPERATOR)
+    owned = pool | {"metadata": alone["metadata"] | {"ownerReferences": OWNERS}}
+    assert not _refused(api, owned, OPERATOR)
     assert "RolloutPools of jobs only" in _refused(api, pool | {"metadata": {"name": "own"}}, OPERATOR)
+
+
+@pytest.mark.usefixtures("chart")
+def test_what_the_operator_creates_has_an_owner(api: Api) -> None:
+    why = "with a GRPOJob or RolloutPool as their only owner"
+    for made in (_cluster(), _remover({"pvc": "store"}), _config_map({"rl.grpo.dev/job": "tiny"})):
+        assert not _refused(api, made, OPERATOR)
+        foreign = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1"}]
+        for owners in ([], foreign, [*OWNERS, *foreign]):
+            changed = made | {"metadata": made["metadata"] | {"ownerReferences": owners}}
+            assert why in _refused(api, changed, OPERATOR)
+            assert not _refused(api, changed), "others may"
+    kai = _cluster(scheduling={"gangScheduler": "kai"})
+    assert "ownerReferences" not in kai["metadata"] and not _refused(api, kai, OPERATOR)
+    del kai["metadata"]["annotations"]
+    assert why in _refused(api, kai, OPERATOR)
 
 
 def _container(cluster: dict[str, Any], **context: Any) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_roles_are_limited_to_the_listed_namespaces() -> None:
 
 
 def test_the_cluster_role_has_no_wildcard_and_only_its_own_secrets() -> None:
-    (cluster,) = _of(_render(), "ClusterRole")
+    (cluster,) = _of(_render("--set", "allNamespaces=true"), "ClusterRole")
     for rule in cluster["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
     secrets = [(r["verbs"], r.get("resourceNames")) for r in cluster["rules"] if "secrets" in r["resources"]]
@@ -164,7 +164,8 @@ def test_the_operator_gets_the_limits_of_phases() -> None:
 
 def test_the_operator_reads_only_two_secrets_of_a_namespace(api: Api) -> None:
     """Checked by the API server's own authorizer."""
-    rights = [o for o in _render() if o["kind"] in ("ClusterRole", "ClusterRoleBinding")]
+    everywhere = _render("--set", "allNamespaces=true")
+    rights = [o for o in everywhere if o["kind"] in ("ClusterRole", "ClusterRoleBinding")]
     api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
     asked = [
         ("get", "secrets/grpo-agents"),
@@ -245,6 +246,7 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
         ("image.repository=", "image.repository|/image/repository"),
         ("fullnameOverride=Ops_1", "fullnameOverride"),
         ("watchNamespaces=all", "watchNamespaces"),
+        ("allNamespaces=often", "allNamespaces"),
         ("images.pullPolicy=Sometimes", "pullPolicy"),
         ("gpuHealth.maxNodesPercent=0", "maxNodesPercent"),
         ("metrics.phaseSeconds.Park=60", "phaseSeconds"),
@@ -278,7 +280,7 @@ def test_tags_of_one_version_and_tags_without_one_are_accepted(rollout: str) -> 
 def test_a_real_api_server_accepts_the_chart(api: Api) -> None:
     """Stricter than schemas: defaulting, validation and admission of the API server itself."""
     api.run("create", "namespace", "grpo-system")
-    for arguments in ((), ("--set", "watchNamespaces={grpo-system}"), ("--set", "metrics.dashboards=true")):
+    for arguments in ((), ("--set", "allNamespaces=true"), ("--set", "metrics.dashboards=true")):
         objects = yaml.safe_dump_all(_render(*arguments))
         api.ok(
             "apply", "--dry-run=server", "--validate=strict", "-n", "grpo-system", "-f", "-", stdin=objects

@@ -16,6 +16,7 @@ OLD = {"trainer": "localhost/trainer:old", "rollout": "localhost/rollout:old"}
 NEW = {"trainer": "localhost/trainer:new", "rollout": "localhost/rollout:new"}
 OLDER_CHART: dict[str, Any] = {"images": OLD}
 NEWER_CHART: dict[str, Any] = {
+    "allNamespaces": True,  # as the older one, which has no such value
     "images": NEW | {"pullPolicy": "Always"},
     "podOverlay": {"env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}]},
 }

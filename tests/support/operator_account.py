@@ -12,7 +12,7 @@ import yaml
 
 from grpo_devcluster.certs import PKI
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.install import CHART
+from grpo_devcluster.install import CHART, PATHS_OF_NODES
 from grpo_devcluster.settings import SERVER
 from support.api_server import Api
 
@@ -26,10 +26,15 @@ def user(namespace: str) -> str:
     return f"system:serviceaccount:{namespace}:{RELEASE}"
 
 
-def roles(namespace: str) -> list[dict[str, Any]]:
-    """Return what the chart makes for the operator's account, with all optional rights."""
+def roles(namespace: str, everywhere: bool = True) -> list[dict[str, Any]]:
+    """Return what the chart makes for the operator's account, with all optional rights.
+
+    ``everywhere``: in all namespaces, and not only in the account's own.
+    """
     command = [str(binary("helm")), "template", RELEASE, str(CHART), "-n", namespace]
     command += ["--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true"]
+    command += ["--set-json", f"admissionPolicies={json.dumps(PATHS_OF_NODES)}"]
+    command += ["--set", f"allNamespaces={str(everywhere).lower()}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rendered = [found for found in yaml.safe_load_all(done.stdout) if found]
     objects = [found for found in rendered if found["kind"] in _KINDS | _POLICIES]
@@ -38,9 +43,9 @@ def roles(namespace: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def account(api: Api, namespace: str) -> Iterator[None]:
+def account(api: Api, namespace: str, everywhere: bool = True) -> Iterator[None]:
     """Create the account with its roles for the block."""
-    objects = yaml.safe_dump_all(roles(namespace))
+    objects = yaml.safe_dump_all(roles(namespace, everywhere))
     api.run("create", "namespace", namespace)
     api.ok("apply", "-n", namespace, "-f", "-", stdin=objects)
     try:

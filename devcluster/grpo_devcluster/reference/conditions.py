@@ -57,7 +57,8 @@ _REASONS = {
     "CrdTooOld": "Apply the CRDs of this operator version: see [upgrades](../guides/upgrades.md).",
     "OlderOperator": "A newer operator has accepted the spec. The message names the fields that this one "
     "ignores. Upgrade it: see [upgrades](../guides/upgrades.md#downgrades).",
-    "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
+    "ApplyRefused": "The message quotes the API server: an invalid `podTemplate`, a quota, or what the "
+    "namespace must [allow](../guides/admission.md#policies-of-the-chart).",
     "Unschedulable": "The scheduler finds no node for pods, and the message quotes it: nodes are full or "
     "tainted, or a claim does not exist.",
     "ContainersFailing": "The message names each failing container and its last error.",
@@ -90,7 +91,7 @@ _REASONS = {
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
     "[networking](../guides/networking.md#what-nccl-chose).",
     "NoLandlock": "`reward.sandbox: bestEffort` runs programs on a node whose kernel has no Landlock. They "
-    "can read the files of the controller's pod. See [security](../concepts/security.md#code-of-the-job).",
+    "can read the files of the controller's pod. See [code of the job](../concepts/job-code.md).",
     "ValidationRegressed": "The job has failed because its scores have fallen (`validation.onRegression`). "
     "The message names the best step. See [validation](../guides/validation.md#when-scores-fall).",
     "PoolsWhole": "All ranks and engines are ready.",

@@ -27,7 +27,8 @@ It needs Kubernetes {kubernetes} and [KubeRay](https://github.com/ray-project/ku
     helm install grpo-operator CHART -n grpo-system --create-namespace
     helm test grpo-operator -n grpo-system
 
-`CHART` is the folder or the package of this chart, or its address in an OCI registry.
+`CHART` is the folder or the package of this chart, or its address in an OCI registry. The operator looks
+after jobs of its own namespace; set `watchNamespaces` to those of your jobs, or `allNamespaces` to `true`.
 
 ## Values
 

@@ -1,6 +1,7 @@
 {{/* Name of the Lease: operators that watch the same namespaces share it, other ones do not. */}}
 {{- define "grpo.lease" -}}
-grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortAlpha | join "," | sha256sum | trunc 8 }}{{ else }}all{{ end }}
+{{- $watched := include "grpo.namespaces" . | fromJsonArray -}}
+grpo-operator-{{ if $watched }}{{ $watched | join "," | sha256sum | trunc 8 }}{{ else }}all{{ end }}
 {{- end }}
 {{/* Permissions of the operator in each watched namespace. */}}
 {{- define "grpo.namespacedRules" }}
