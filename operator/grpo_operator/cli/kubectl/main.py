@@ -30,6 +30,7 @@ from grpo_operator.client.samples_command import samples_command
 
 app = typer.Typer(
     name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help as plain as kubectl's: what frames it takes long to import
     help="Look at GRPOJobs, follow them, and tell them what to do.",
 )  # fmt: skip
 Format = Annotated[str, typer.Option("--output", "-o", help="json or yaml, or text", metavar="FORMAT")]

@@ -8,7 +8,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from grpo_operator.api.names import EXPORT_ANNOTATION, PROFILE_ANNOTATION
-from grpo_operator.api.v1alpha1.export_request import request_text
 from grpo_operator.cli.kubectl.arguments import Job, errors
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 
@@ -24,6 +23,9 @@ def export(
     wait: Annotated[float, typer.Option(help="seconds to wait for the export; 0: do not wait")] = 86400,
 ) -> None:
     """Export a checkpoint of a job in Hugging Face format, and name its directory in the store."""
+    # It imports pydantic, for which no other command should wait.
+    from grpo_operator.api.v1alpha1.export_request import request_text
+
     cluster: Cluster = context.obj
     with errors():
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
