@@ -238,8 +238,8 @@ def rehearse(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASSED_ON)
 def convert(context: typer.Context) -> None:
-    """Turn a configuration of verl, slime or NeMo-RL into a manifest; see kubectl grpo convert --help."""
-    raise SystemExit(import_module("grpo_operator.cli.kubectl.conversion").main(context.args))
+    """Turn a configuration of verl, slime or NeMo-RL into a manifest; see grpo-convert --help."""
+    raise SystemExit(import_module("grpo_operator.cli.convert").main(context.args, context.command_path))
 
 
 def _events(cluster: Cluster, job: str) -> list[dict[str, Any]]:
