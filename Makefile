@@ -98,7 +98,7 @@ bench-controller: env  ## the controller's cost at 256 ranks; adds to benchmarks
 bench-samples: env  ## a step's samples at the size of 512 GPUs, and the page of a long run of them; adds to benchmarks/results/experience.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/samples.py
 
-bench-convert: env  ## what kubectl grpo convert makes of other frameworks' examples: FOLDER=clones; KUBECONFIG=... asks its API server too; writes convert.json
+bench-convert: env  ## what grpo-convert makes of other frameworks' examples: FOLDER=clones; KUBECONFIG=... asks its API server too; writes convert.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/convert.py $(FOLDER) $(if $(KUBECONFIG),--kubeconfig $(KUBECONFIG))
 
 bench-cli: env  ## how long kubectl grpo takes to start; adds to benchmarks/results/experience.json

@@ -1,4 +1,4 @@
-"""Convert the examples of verl, slime and NeMo-RL with ``kubectl grpo convert``.
+"""Convert the examples of verl, slime and NeMo-RL with ``grpo-convert``.
 
     convert.py FOLDER [--kubeconfig FILE]
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from grpo_devcluster.results import RESULTS, record, record_cases
 from grpo_operator.api import manifest_yaml
+from grpo_operator.cli.convert import texts_of
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
-from grpo_operator.cli.kubectl.conversion import texts_of
 from grpo_operator.convert.choices import Choices
 from grpo_operator.convert.convert import convert
 from grpo_operator.convert.errors import ConvertError

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ def test_krew_installs_the_package_and_kubectl_runs_it(tmp_path: Path) -> None:
     manifest = krew.package([own], "https://example.com/v1", tmp_path / "package")
     spec = yaml.safe_load(manifest.read_text())["spec"]
     assert spec["version"] == f"v{__version__}"
+    with tarfile.open(manifest.with_name(own.archive)) as archive:
+        # The wheel's own files: type checkers of its users look for this one.
+        assert "packages/grpo_operator/py.typed" in archive.getnames()
     root = tmp_path / "krew"
     install = [
         binary("krew"),

@@ -56,13 +56,14 @@ def test_a_job_is_looked_at_suspended_resumed_and_forked(
     assert "raycluster/tiny-moe" in _ok(plugin, "events", "tiny-moe")
     found = json.loads(_ok(plugin, "status", "-A", "-o", "json"))
     assert [item["metadata"]["name"] for item in found["items"]] == ["tiny-moe"]
-    _ok(plugin, "suspend", "tiny-moe")
+    assert json.loads(_ok(plugin, "suspend", "tiny-moe", "-o", "json"))["spec"]["suspend"] is True
     lose_controller(api, "tiny-moe")  # KWOK's pods answer nothing
     until("Suspended", lambda: "Suspended" in _ok(plugin, "status"), 60)
     api.ok("uncordon", "fake-0", "fake-1")
     _ok(plugin, "resume", "tiny-moe")
     until("all pods run again", lambda: running(api) == WHOLE, 60)
-    _ok(plugin, "fork", "tiny-moe", "second", "--step", "7", "--set", "trainer.optimizer.lr=5e-7")
+    fork = ("fork", "tiny-moe", "second", "--step", "7", "--set", "trainer.optimizer.lr=5e-7")
+    assert json.loads(_ok(plugin, *fork, "-o", "json"))["metadata"]["name"] == "second"
     until("it waits for the checkpoint", lambda: "WaitingForCheckpoint" in _ok(plugin, "status"), 30)
     assert api.get("grpojob", "second")["spec"]["trainer"]["optimizer"]["lr"] == 5e-7
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_operator.api import manifest_yaml
 from grpo_operator.api.errors import describe
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.cli.manifest import Manifest
@@ -26,7 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _rehearse([argument for argument in given if argument != "--rehearse"])
     parser = argparse.ArgumentParser(prog="grpo-plan", description=__doc__)
     parser.add_argument("manifest", type=Path, help="YAML file with one or more GRPOJobs")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text")
+    parser.add_argument(
+        "--json", dest="output", action="store_const", const="json", help="the same as --output json"
+    )
     parser.add_argument(
         "--rehearse", action="store_true",
         help="run the first step with the real controller on virtual time; see --rehearse --help",
@@ -53,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             text = describe(error) if isinstance(error, ValidationError) else str(error)
             plans.append({"name": name, "refused": text})
             refused = True
-    print(json.dumps(plans, indent=2) if options.json else "\n\n".join(map(_text, plans)))
+    print(_printed(plans, options.output))
     return int(refused)
 
 
@@ -98,6 +102,14 @@ def _assumptions(options: argparse.Namespace) -> Assumptions:
         memory=options.memory_efficiency,
         link=options.link_efficiency,
     )
+
+
+def _printed(plans: list[dict[str, Any]], output: str) -> str:
+    if output == "text":
+        return "\n\n".join(map(_text, plans))
+    text = json.dumps(plans, indent=2)
+    # YAML has other types than the models, whose enumerations JSON writes as texts.
+    return text if output == "json" else manifest_yaml.dump(json.loads(text)).rstrip()
 
 
 def _text(plan: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Options of ``kubectl grpo convert``.
+    """Options of ``grpo-convert``.
 
     ``rollout_nodes``: nodes of the pool for engines only; None: as the source. ``nodes``: all nodes; None: as
     the source. ``steps``: totalSteps. ``rows``: rows of the data, from which epochs become steps.

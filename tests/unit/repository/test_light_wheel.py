@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from importlib.metadata import packages_distributions, requires
 
 import pytest
+from mypy.modulefinder import FindModuleCache, SearchPaths
+from mypy.options import Options
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -82,3 +84,10 @@ def test_a_package_that_is_not_declared_is_found(light: set[str]) -> None:
     module = "grpo_operator.client.synchronous"
     assert _errors(light - {"kubernetes"}, [module]) == {module: "No module named 'kubernetes'"}
     assert "typer" in _errors(light, [f"{OF_EXTRA}.main"])[f"{OF_EXTRA}.main"]
+
+
+def test_type_checkers_of_users_read_the_types() -> None:
+    """Of installed packages they read those with the marker ``py.typed`` only."""
+    installed = SearchPaths(python_path=(), mypy_path=(), package_path=(str(SOURCE),), typeshed_path=())
+    found = FindModuleCache(installed, None, Options()).find_module("grpo_operator.client.synchronous")
+    assert found == str(SOURCE / "grpo_operator" / "client" / "synchronous.py")

@@ -41,9 +41,10 @@ class Cluster:
         """Return a GRPOJob. Raises KubectlError."""
         return self.get("grpojobs.rl.grpo.dev", name)
 
-    def patch(self, name: str, change: dict[str, Any]) -> str:
-        """Change a GRPOJob by a merge patch and return kubectl's message. Raises KubectlError."""
-        return self.text("patch", "grpojobs.rl.grpo.dev", name, "--type=merge", "-p", json.dumps(change))
+    def patch(self, name: str, change: dict[str, Any], *options: str) -> str:
+        """Change a GRPOJob by a merge patch and return what kubectl prints. Raises KubectlError."""
+        kind = "grpojobs.rl.grpo.dev"
+        return self.text("patch", kind, name, "--type=merge", "-p", json.dumps(change), *options)
 
     def follow(self, *arguments: str) -> NoReturn:
         """Let kubectl print until it ends, and end with its exit code."""

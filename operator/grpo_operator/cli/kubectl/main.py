@@ -1,8 +1,8 @@
 """``kubectl grpo``: look at jobs, follow them, and tell them what to do."""
 
-import json
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,12 @@ from grpo_operator.api.names import RESUME_ANNOTATION, rollout_pool
 from grpo_operator.cli.kubectl import cluster_names, requests
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl.arguments import Job, errors
-from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
+from grpo_operator.cli.kubectl.cluster import Cluster
 from grpo_operator.cli.kubectl.doctor import findings
 from grpo_operator.cli.kubectl.global_options import hoisted
 from grpo_operator.cli.kubectl.job_files import JobFiles
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
+from grpo_operator.cli.kubectl.output import Format, show, show_changed
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
 from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
@@ -30,9 +31,9 @@ from grpo_operator.client.samples_command import samples_command
 
 app = typer.Typer(
     name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help as plain as kubectl's: what frames it takes long to import
     help="Look at GRPOJobs, follow them, and tell them what to do.",
 )  # fmt: skip
-Format = Annotated[str, typer.Option("--output", "-o", help="json or yaml, or text", metavar="FORMAT")]
 _LAST_EVENTS = 8
 
 
@@ -72,11 +73,11 @@ def status(
     with errors():
         if job is None:
             jobs = cluster.items("grpojobs.rl.grpo.dev", *(["--all-namespaces"] if everywhere else []))
-            if not _show({"items": jobs}, output):
+            if not show({"items": jobs}, output):
                 _print(jobs_table(jobs, everywhere))
             return
         found = cluster.job(job)
-        if _show(found, output):
+        if show(found, output):
             return
         reference = found["spec"]["rollout"].get("poolRef")
         pools = cluster.items("rolloutpools.rl.grpo.dev")
@@ -87,11 +88,13 @@ def status(
 
 
 @app.command()
-def events(context: typer.Context, job: Job) -> None:
+def events(context: typer.Context, job: Job, output: Format = "text") -> None:
     """Show the events of a job, its pool, its RayCluster and its pods, the last one at the end."""
     with errors():
-        for line in job_events.lines(_events(context.obj, job)):
-            typer.echo(line)
+        found = _events(context.obj, job)
+        if not show({"items": found}, output):
+            for line in job_events.lines(found):
+                typer.echo(line)
 
 
 @app.command()
@@ -122,7 +125,7 @@ def metrics(
     with errors():
         files = JobFiles.of(cluster, job, "metrics")
         steps = files.lines("tail", "-n", str(last), f"{files.folder}/metrics.jsonl")
-        if not _show({"items": steps}, output):
+        if not show({"items": steps}, output):
             _print(metrics_table(steps, names or []))
 
 
@@ -146,7 +149,7 @@ def samples(
     with errors():
         files = JobFiles.of(context.obj, job, "samples")
         found = files.lines(*command)
-        if not _show({"items": found}, output):
+        if not show({"items": found}, output):
             typer.echo("\n".join(sample_lines(found)))
 
 
@@ -168,10 +171,10 @@ def ui(
 
 
 @app.command()
-def suspend(context: typer.Context, job: Job) -> None:
+def suspend(context: typer.Context, job: Job, output: Format = "text") -> None:
     """Save a checkpoint and delete the pods of a job."""
     with errors():
-        typer.echo(context.obj.patch(job, {"spec": {"suspend": True}}), nl=False)
+        show_changed(partial(context.obj.patch, job, {"spec": {"suspend": True}}), output)
 
 
 @app.command()
@@ -179,12 +182,14 @@ def resume(
     context: typer.Context,
     job: Job,
     steps: Annotated[int | None, typer.Option(help="new totalSteps, for a job that has succeeded")] = None,
+    output: Format = "text",
 ) -> None:
     """Let a job go on that is suspended, has failed or has succeeded."""
     cluster: Cluster = context.obj
     with errors():
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        typer.echo(cluster.patch(job, resumption(cluster.job(job), steps, now, RESUME_ANNOTATION)), nl=False)
+        change = resumption(cluster.job(job), steps, now, RESUME_ANNOTATION)
+        show_changed(partial(cluster.patch, job, change), output)
 
 
 @app.command()
@@ -197,20 +202,25 @@ def fork(
         list[str] | None, typer.Option("--set", help="PATH=VALUE below spec, as in trainer.optimizer.lr=5e-7")
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="print the manifest and create nothing")] = False,
+    output: Format = "text",
 ) -> None:
     """Start a job from a checkpoint of another one, with other values."""
     cluster: Cluster = context.obj
     with errors():
         values = dict(map(parsed, changes or []))
-        text = manifest_yaml.dump(fork_manifest(cluster.job(job), name, step, values))
-        typer.echo(text if dry_run else cluster.text("create", "-f", "-", stdin=text), nl=False)
+        manifest = fork_manifest(cluster.job(job), name, step, values)
+        text = manifest_yaml.dump(manifest)
+        if not dry_run:
+            show_changed(partial(cluster.text, "create", "-f", "-", stdin=text), output)
+        elif not show(manifest, output):
+            typer.echo(text, nl=False)
 
 
 @app.command()
 def doctor(context: typer.Context, output: Format = "text") -> None:
     """Check what jobs need from a cluster: CRDs, KubeRay, the operator, rights and GPUs."""
     found = list(findings(context.obj))
-    if not _show({"items": [each._asdict() for each in found]}, output):
+    if not show({"items": [each._asdict() for each in found]}, output):
         for each in found:
             mark = {True: "ok  ", False: "FAIL", None: "note"}[each.ok]
             typer.echo(f"{mark}  {each.check}: {each.text}")
@@ -237,23 +247,12 @@ def rehearse(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASSED_ON)
 def convert(context: typer.Context) -> None:
-    """Turn a configuration of verl, slime or NeMo-RL into a manifest; see kubectl grpo convert --help."""
-    raise SystemExit(import_module("grpo_operator.cli.kubectl.conversion").main(context.args))
+    """Turn a configuration of verl, slime or NeMo-RL into a manifest; see grpo-convert --help."""
+    raise SystemExit(import_module("grpo_operator.cli.convert").main(context.args, context.command_path))
 
 
 def _events(cluster: Cluster, job: str) -> list[dict[str, Any]]:
     return job_events.of_job(cluster.items("events"), job)
-
-
-def _show(content: dict[str, Any], output: str) -> bool:
-    """Print the content as JSON or YAML; return False for text, which the caller prints."""
-    if output == "json":
-        typer.echo(json.dumps(content, indent=2))
-    elif output == "yaml":
-        typer.echo(manifest_yaml.dump(content), nl=False)
-    elif output != "text":
-        raise KubectlError(f"--output={output}: write json, yaml or text")
-    return output in ("json", "yaml")
 
 
 def _print(what: Any) -> None:

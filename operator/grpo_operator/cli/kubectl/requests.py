@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from grpo_operator.api.names import EXPORT_ANNOTATION, PROFILE_ANNOTATION
-from grpo_operator.api.v1alpha1.export_request import request_text
 from grpo_operator.cli.kubectl.arguments import Job, errors
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
+from grpo_operator.cli.kubectl.output import Format, show
 
 _ENDED = ("Written", "Failed")
 
@@ -22,19 +22,23 @@ def export(
     quantization: Annotated[str, typer.Option(help="none or fp8-block128")] = "none",
     name: Annotated[str, typer.Option(help="name of the directory below export/")] = "",
     wait: Annotated[float, typer.Option(help="seconds to wait for the export; 0: do not wait")] = 86400,
+    output: Format = "text",
 ) -> None:
     """Export a checkpoint of a job in Hugging Face format, and name its directory in the store."""
+    # It imports pydantic, for which no other command should wait.
+    from grpo_operator.api.v1alpha1.export_request import request_text
+
     cluster: Cluster = context.obj
     with errors():
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = request_text(step, quantization, name, now)
 
-        def written() -> dict[str, Any] | None:
+        def entry() -> dict[str, Any]:
             found: dict[str, Any] = _status(cluster, job).get("export") or {}
-            return found if found.get("request") == text and found["state"] in _ENDED else None
+            return found if found.get("request") == text else {}
 
-        _ask(cluster, job, EXPORT_ANNOTATION, text)
-        _end(written, wait)
+        _ask(cluster, job, EXPORT_ANNOTATION, text, output)
+        _report({"request": text} | _ended(entry, wait), output)
 
 
 def profile(
@@ -42,41 +46,47 @@ def profile(
     job: Job,
     request: Annotated[list[str], typer.Argument(help="as in: torch engines, py-spy controller seconds=10")],
     wait: Annotated[float, typer.Option(help="seconds to wait for the files; 0: do not wait")] = 300,
+    output: Format = "text",
 ) -> None:
     """Profile a running job, and name the files in its store."""
     cluster: Cluster = context.obj
     with errors():
+        text = " ".join(request)
         before = {each["id"] for each in _status(cluster, job).get("profiles") or []}
 
-        def written() -> dict[str, Any] | None:
+        def entry() -> dict[str, Any]:
             new = [p for p in _status(cluster, job).get("profiles") or [] if p["id"] not in before]
-            return new[-1] if new and new[-1]["state"] in _ENDED else None
+            return new[-1] if new else {}
 
-        _ask(cluster, job, PROFILE_ANNOTATION, " ".join(request))
-        _end(written, wait)
-
-
-def _ask(cluster: Cluster, job: str, annotation: str, text: str) -> None:
-    change = {"metadata": {"annotations": {annotation: text}}}
-    typer.echo(cluster.patch(job, change), nl=False)
+        _ask(cluster, job, PROFILE_ANNOTATION, text, output)
+        _report({"request": text} | _ended(entry, wait), output)
 
 
-def _end(written: Callable[[], dict[str, Any] | None], seconds: float) -> None:
-    """Wait for the end of a request; print where its files are, or why there are none, and exit."""
+def _ask(cluster: Cluster, job: str, annotation: str, text: str, output: str) -> None:
+    message = cluster.patch(job, {"metadata": {"annotations": {annotation: text}}})
+    if output == "text":
+        typer.echo(message, nl=False)
+
+
+def _ended(entry: Callable[[], dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Wait for the end of a request, and return its entry of the status: the last one seen, or {}."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = written()
-        if found is not None:
-            _print(found)
-        time.sleep(1)
+    found: dict[str, Any] = {}
+    while time.monotonic() < deadline and found.get("state") not in _ENDED:
+        found = entry()
+        if found.get("state") not in _ENDED:
+            time.sleep(1)
+    return found
 
 
-def _print(found: dict[str, Any]) -> NoReturn:
-    if found["state"] == "Failed":
+def _report(found: dict[str, Any], output: str) -> None:
+    """Print where the files of a request are; raise KubectlError that says why there are none."""
+    state = found.get("state")
+    if state == "Failed":
         raise KubectlError(found.get("message") or "the request failed")
-    for file in found.get("files") or [""]:
-        typer.echo(f"{found.get('path')}/{file}".removesuffix("/"))
-    raise SystemExit(0)
+    if not show(found, output) and state == "Written":
+        for file in found.get("files") or [""]:
+            typer.echo(f"{found.get('path')}/{file}".removesuffix("/"))
 
 
 def _status(cluster: Cluster, job: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def documents(texts: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise ConvertError(f"the configuration is not valid YAML: {error}") from error
         if not isinstance(content, dict):
-            raise ConvertError("the configuration is no YAML mapping: see kubectl grpo convert --help")
+            raise ConvertError("the configuration is no YAML mapping: see grpo-convert --help")
         merged = _merged(merged, content)
     return merged
 

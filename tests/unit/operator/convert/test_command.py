@@ -1,13 +1,18 @@
-"""The command ``kubectl grpo convert``: streams, exit codes and inherited configurations."""
+"""The command ``grpo-convert``: streams, exit codes and inherited configurations."""
 
 import json
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import yaml
 
+from grpo_devcluster.paths import REPO
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.cli.kubectl.conversion import main, texts_of
+from grpo_operator.cli.convert import main, texts_of
+from grpo_operator.cli.kubectl import main as plugin
 
 SCRIPT = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
   data.train_files=$HOME/gsm8k/train.parquet trainer.default_hdfs_dir=a actor_rollout_ref.rollout.n=%s \\
@@ -48,7 +53,26 @@ def test_an_error_names_option_value_and_remedy(
 ) -> None:
     assert main([_script(tmp_path, samples), *options]) == 1
     out, err = capsys.readouterr()
-    assert not out and f"kubectl grpo convert: {message}" in err
+    assert not out and f"grpo-convert: {message}" in err
+
+
+def test_the_program_of_its_own_and_the_plugin_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]["grpo-convert"]
+    program = EntryPoint("grpo-convert", value, "console_scripts").load()
+    arguments = [_script(tmp_path), "--define=NODES=1"]
+    monkeypatch.setattr(sys, "argv", ["grpo-convert", *arguments])
+    assert program() == 0
+    converted = capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["kubectl-grpo", "convert", *arguments])
+    with pytest.raises(SystemExit, match="0"):
+        plugin.main()
+    assert capsys.readouterr() == converted and "kind: GRPOJob" in converted.out
+    monkeypatch.setattr(sys, "argv", ["kubectl-grpo", "convert", *arguments, "--reward=poem"])
+    with pytest.raises(SystemExit, match="1"):
+        plugin.main()
+    assert capsys.readouterr().err.startswith("kubectl grpo convert: --reward=poem")
 
 
 def test_unknown_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``kubectl grpo convert FILE``: turns a configuration of verl, slime or NeMo-RL into a GRPOJob.
+"""``grpo-convert FILE``: turns a configuration of verl, slime or NeMo-RL into a GRPOJob.
 
 The manifest goes to stdout; what became of each option goes to stderr.
 """
@@ -26,16 +26,16 @@ _LISTS = (
 _DEPTH = 10  # of configurations that inherit from each other
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Convert a file; return 1 if no job would train the same."""
-    options = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, program: str = "grpo-convert") -> int:
+    """Convert a file; return 1 if no job would train the same. ``program``: name in messages."""
+    options = _parser(program).parse_args(arguments)
     try:
         texts = texts_of(options.file)
         framework = Framework(options.source) if options.source else detect(texts[-1])
         done = convert(framework, texts, _choices(options), dict(options.define), strict=options.strict)
     except (ConvertError, OSError, UnicodeDecodeError) as error:
         for line in str(error).splitlines():
-            print(f"kubectl grpo convert: {line}", file=sys.stderr)
+            print(f"{program}: {line}", file=sys.stderr)
         return 1
     _print(done, options.output)
     return 0
@@ -55,8 +55,8 @@ def texts_of(file: Path, depth: int = 0) -> list[str]:
     return [*(each for texts in above for each in texts), text]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kubectl grpo convert", description=__doc__)
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("file", type=Path, help="shell script or YAML file; -: standard input")
     parser.add_argument(
         "--from", dest="source", choices=[str(each) for each in Framework], help="default: by the content"
@@ -114,3 +114,7 @@ def _print(done: Conversion, output: str) -> None:
     for title, name in _LISTS:
         lines = getattr(done, name)
         print(f"{title}: {len(lines)}", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
