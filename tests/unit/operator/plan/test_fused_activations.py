@@ -1,7 +1,10 @@
 """Bytes that layers of Transformer Engine keep: those of tensors seen on a GPU, and their relations."""
 
+import json
+
 import pytest
 
+from grpo_devcluster.paths import REPO
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.recompute import NOTHING, RecomputeModule
@@ -12,6 +15,7 @@ from grpo_operator.plan.planner.training.fused_activations import (
     recomputed_bytes,
     scratch_bytes,
 )
+from grpo_operator.plan.planner.training.memory import stage_memory
 from support.recompute import recompute_of
 
 V3 = ModelShape.from_hf(architecture("deepseek-v3"))
@@ -78,3 +82,16 @@ def test_the_end_of_a_layer_counts_once_and_full_recomputation_ends_a_layer_too(
     whole = layer_bytes(V3, 60, fp8=False)
     assert (kept.kept, kept.working) == (1024 * whole.kept, 1024 * whole.passing)
     assert full.working == 1024 * (whole.kept + whole.passing)
+
+
+def test_the_plan_of_rows_over_two_ranks_is_the_recorded_share_of_the_peak() -> None:
+    record = json.loads((REPO / "benchmarks/results/context_gpu.json").read_text())
+    case = record["cases"]["long transformer_engine"]
+    # The model of benchmarks/gpu/context_speed.py.
+    hf = architecture("deepseek-v3") | {
+        "num_hidden_layers": 2, "first_k_dense_replace": 0, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "vocab_size": 4096, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    workload = Workload(case["tokens"], 1, 2, fused=True)
+    (stage,) = stage_memory(ModelShape.from_hf(hf), Layout(world=2, context=2), workload)
+    assert stage.total / (case["peak_gb"] * 1e9) == pytest.approx(case["planned_ratio"], rel=1e-6)

@@ -21,7 +21,8 @@ from grpo_operator.plan.planner.training.offloaded import UNDERWAY, offloaded
 
 _BF16, _FP32 = 2, 4
 # Copies of a layer's keys and values that context-parallel ranks hold at the peak: the next part, the
-# received one, and their gradients (one case: 128 k tokens on two GPUs, benchmarks/results/context_gpu.json).
+# received one, and their gradients (one case: 128 k tokens on two GPUs, benchmarks/results/context_gpu.json,
+# which Transformer Engine computed and is planned 5.5 % too low).
 _EXCHANGED = 6
 
 
