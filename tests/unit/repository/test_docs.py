@@ -35,7 +35,7 @@ ROOTS = [
 ]
 # Folders of a job's store and of the machine.
 STORED = (
-    "attempts/", "export/", "pending/", "profile/", "samples/", "tensorboard/", "validation_samples/",
+    "attempts/", "export/", "logs/", "pending/", "profile/", "samples/", "tensorboard/", "validation_samples/",
     "volumes/", "wandb/", "/",
 )  # fmt: skip
 

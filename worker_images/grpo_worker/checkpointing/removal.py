@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing.store import MARKER
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.log_lines import log_as
 from grpo_worker.common.store_path import JobFolder, end_uploads
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _DELETED = ".deleted-"  # prefix of a folder that is being removed, which checkp
 
 def main(arguments: list[str]) -> None:
     """Remove the folder, or exit with a message about what is in the way."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_as("store-removal")
     folder, spec = Path(arguments[0]), StoreSpec.of_any_release(json.loads(arguments[1]))
     try:
         remove(spec, folder)

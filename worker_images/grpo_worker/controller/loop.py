@@ -11,6 +11,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.checkpointing.fork import DATA, data_of
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
+from grpo_worker.common.log_lines import LABELS
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
@@ -167,7 +168,8 @@ class GrpoLoop:
         self._suspend_without_ranks()
         self._follow_job_file()
         self._record.begin_attempt()
-        self._pool.attempt = self._record.attempt
+        self._pool.attempt = LABELS.attempt = self._record.attempt
+        LABELS.step = None
         self._checkpoints.begin_attempt(self._record.attempt)
         self._report(message="waiting for the training pool", next_attempt="")
         self._recovery.enters(Part.START)
@@ -235,6 +237,7 @@ class GrpoLoop:
         self._failures.watch.check()
         self._departure.check()
         step, timer = self._step + 1, StepTimer(self._clock)
+        LABELS.step = step
         version = Version(self._step)  # generates the samples of this step
         self._report()
         self._gpus.trains(Use.WAIT)
@@ -246,6 +249,7 @@ class GrpoLoop:
         self._gpus.trains(Use.SYNC if self._spec.shares_gpus else Use.TRAIN)
         self._parking.run(lambda: self._weights.before_training(timer), lambda: self._save_parked(rollouts))
         rollouts, shared = self._experts.load(rollouts, self._training.share, version, self._save_parked)
+        shared.step = step
         self._gpus.trains(Use.TRAIN)
         if step < self._spec.total_steps:
             self._scheduler.start_next(version)

@@ -11,6 +11,8 @@ from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.log_files import keep_controller_lines, log_folder
+from grpo_worker.common.log_lines import log_as
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.common.store_problems import with_store_problem
 from grpo_worker.controller.config import JOB_FILE, load_job_config, pool_timeout
@@ -43,12 +45,12 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Run the job of ``/etc/grpo/job.json``, then answer status requests until stopped."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log_as("controller")
     departure = Departure()
     departure.listen()
     config = load_job_config()
     spec = config.spec
+    keep_controller_lines(log_folder(spec.checkpoint.store, config.store))
     board = ProgressBoard(config.writer, config.resumes)
     engines = config.min_available, config.engines
     pool = RolloutPool(config.rollout_service, *engines, config.writer, config.fp8)
@@ -76,6 +78,7 @@ def main() -> None:
             signal.pause()
     except SystemExit:
         log.info("SIGTERM: there is nothing to save")
+    logging.shutdown()  # brings the last lines to the store, if it takes them
     os._exit(0)  # threads may still wait for engines or the store
 
 

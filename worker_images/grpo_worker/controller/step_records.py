@@ -112,4 +112,4 @@ class StepRecords:
         self._preliminary = step if pushed is None else None
         self._writer.write(step, metrics | result.metrics, weights=result.digests, wall_time=wall_time)
         if pushed is not None:
-            log.info("%s", step_line(step, metrics))
+            log.info("%s", step_line(step, metrics), extra={"step": step})

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from grpo_worker.common.context_spans import ContextSplit
+from grpo_worker.common.log_lines import LABELS
 from grpo_worker.common.ragged_batch import (
     INPUT_IDS,
     ROUTED_EXPERTS,
@@ -89,7 +90,7 @@ class PieceColumns:
     """Names of the columns that a call gets, in the order of its arrays, for each piece of the rank's rows.
 
     ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``. ``split``: see
-    RankInfo.
+    RankInfo. ``step``: of the job, which labels the rank's log lines from this call on.
     """
 
     pieces: int
@@ -98,6 +99,7 @@ class PieceColumns:
     response: tuple[str, ...]
     row: tuple[str, ...]
     split: ContextSplit | None = None
+    step: int | None = None
 
     def batch(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
         """Return the rank's rows as views of the arrays; several pieces, and parts of rows, are copied."""
@@ -162,6 +164,7 @@ def register(dispatch_mode: Dispatch, reads: Sequence[str] = ()) -> Callable[[F]
     def mark(function: F) -> F:
         @wraps(function)
         def on_rank(self: Any, columns: PieceColumns, args: Sequence[Any], *arrays: np.ndarray) -> Any:
+            LABELS.step = columns.step
             batch = columns.batch(arrays)
             return collect(self.rank_info, batch, function(self, batch, *args))
 

@@ -93,6 +93,7 @@ class SharedBatch:
         self.ranks, self._store = ranks, store
         self._stored: dict[tuple[int, int, str, ContextSplit | None], StoredArray] = {}
         self.put_bytes = 0
+        self.step: int | None = None  # of the job, for the log lines of the ranks
 
     def all(self) -> "SharedRows":
         """Return the rows of all optimizer steps."""
@@ -140,7 +141,9 @@ class SharedRows:
         row = tuple(name for name in names if name in batch.row)
         ids = [name for name in names if name == INPUT_IDS]
         split = info.split(batch.width)
-        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row, split)
+        columns = PieceColumns(
+            len(self._steps), batch.width, bool(ids), response, row, split, self._shared.step
+        )
         order = [LENGTHS, *ids, *response, *row]
         return columns, [self._shared.stored(s, info, name) for s in self._steps for name in order]
 

@@ -1,6 +1,7 @@
 """The trainer role: one Ray actor per rank, with policy, reference, critic and reward model."""
 
 import gc
+import logging
 import os
 import socket
 import threading
@@ -14,6 +15,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from grpo_operator.api.names import NODE_VARIABLE
 from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.common.log_files import keep_rank_lines
+from grpo_worker.common.log_lines import log_as
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.common.versions import installed
 from grpo_worker.data.routed_experts import RoutedExperts
@@ -73,10 +76,13 @@ class TrainerWorker(WeightMethods, CheckpointMethods, WatchMethods):
     def start(self, rank: int, world: int, master: str, port: int, config: dict[str, Any]) -> RankInfo:
         """Join the process group and build the models. Collective.
 
-        ``master``, ``port``: address of rank 0's store. ``config``: see ``build_models``.
+        ``master``, ``port``: address of rank 0's store. ``config``: see ``build_models``, and ``logs``, the
+        folder for log files.
         """
         from grpo_worker.megatron.cpu import platform as cpu_platform
 
+        log_as("trainer", logging.WARNING)  # libraries say much, on every rank
+        keep_rank_lines(config.get("logs"), rank, config["attempt"])
         self._thread = threading.get_ident()
         cpu_platform.install()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -16,6 +16,7 @@ from pathlib import Path
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.api.v1alpha1.volumes import CredentialSpec, VolumeSpec
+from grpo_worker.common.log_lines import log_as
 from grpo_worker.controller.config import load_job_config
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
@@ -33,8 +34,7 @@ class MissingSecretError(LookupError):
 
 def main() -> None:
     """Fetch the volumes and exit; after a permanent error, serve its message until the pod is deleted."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log_as("fetch")
     config = load_job_config()
     board = ProgressBoard(config.writer)
     serve_in_background(application(board, list))

@@ -15,6 +15,7 @@ from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.urls import pod_url
 from grpo_worker.common import tls
 from grpo_worker.common.listeners import Server
+from grpo_worker.common.log_lines import log_as
 from grpo_worker.common.own_address import loopback
 from grpo_worker.gpu_health.service import GpuWatch
 
@@ -31,8 +32,6 @@ _SHUTDOWN_SECONDS = 3  # for answers under way when the pod ends
 
 def main() -> None:
     """Run the sidecar of one pod until it is stopped."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["trainer", "rollout"])
     parser.add_argument("--host", help="address to listen on; default: all of the pod's")
@@ -69,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--gpu-seconds", type=float, default=10, help="between two readings of the GPUs")
     args = parser.parse_args()
+    log_as("trainer-agent" if args.role == "trainer" else "engine-agent")
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
     gpus = GpuWatch(args.gpu_seconds)
     gpus.start()

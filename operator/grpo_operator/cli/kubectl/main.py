@@ -24,6 +24,7 @@ from grpo_operator.cli.kubectl.output import Format, show, show_changed
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
 from grpo_operator.cli.kubectl.sample_view import sample_lines
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
+from grpo_operator.cli.kubectl.stored_logs import require_pods, stored_command
 from grpo_operator.client.fork_manifest import fork as fork_manifest
 from grpo_operator.client.fork_manifest import parsed
 from grpo_operator.client.resumption import resumption
@@ -105,11 +106,21 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for more")] = False,
     tail: Annotated[int, typer.Option(help="last lines of each pod; -1: all")] = 200,
     previous: Annotated[bool, typer.Option(help="of the container before the last restart")] = False,
+    stored: Annotated[
+        bool, typer.Option(help="lines of controllers or ranks in the store, also of pods that are gone")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(help="with --stored: only this rank's", min=0)] = None,
 ) -> None:
     """Show the logs of a part of a job, with the pod's name before each line."""
-    target = LogTarget.of(part)
-    options = [f"--tail={tail}", *(["-f"] if follow else []), *(["--previous"] if previous else [])]
-    context.obj.follow("logs", *target.arguments(job), *options)
+    cluster: Cluster = context.obj
+    with errors():
+        if stored:
+            command = stored_command(cluster, job, part, rank, tail)
+        else:
+            require_pods(cluster, job, part)
+            options = [f"--tail={tail}", *(["-f"] if follow else []), *(["--previous"] if previous else [])]
+            command = ["logs", *LogTarget.of(part).arguments(job), *options]
+    cluster.follow(*command)
 
 
 @app.command()

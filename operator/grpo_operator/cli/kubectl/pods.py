@@ -39,7 +39,11 @@ class LogTarget(NamedTuple):
     def of(cls, part: Part) -> "LogTarget":
         return cls(*_PLACES[part])
 
+    def selector(self, job: str) -> str:
+        """Return the selector of the pods of this part of a job."""
+        return f"{JOB_LABEL}={job},{POOL_LABEL}={self.pool}"
+
     def arguments(self, job: str) -> list[str]:
         """Return the arguments of ``kubectl logs`` for this part of a job."""
-        selector = f"{JOB_LABEL}={job},{POOL_LABEL}={self.pool}"
-        return ["-l", selector, "-c", self.container, "--prefix", f"--max-log-requests={_MOST_PODS}"]
+        most = f"--max-log-requests={_MOST_PODS}"
+        return ["-l", self.selector(job), "-c", self.container, "--prefix", most]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_worker.common.context_spans import ContextSplit
+from grpo_worker.common.log_lines import LABELS
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.data.balance import balanced, within_budget
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, dispatch_mode, reads_of, register
@@ -169,6 +170,16 @@ def test_long_rows_are_spread_over_data_parallel_ranks() -> None:
     lengths = np.array([100] * 4 + [10] * 12)
     (pieces,) = Partition(lengths, 16, 4).pieces
     assert [int(lengths[piece].sum()) for piece in pieces] == [130] * 4
+
+
+def test_a_rank_labels_its_lines_with_the_step_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LABELS, "step", None)
+    ranks = ranks_of(1, 1, 1, 1)
+    shared = SharedBatch(batch_of([(2, 3)] * 4), 4, ranks, plain_store())
+    for step in (16, 17):
+        shared.step = step
+        call([Worker(ranks[0])], "weigh", shared.all())
+        assert LABELS.step == step
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -22,6 +22,7 @@ from grpo_worker.checkpointing.store import (
 )
 from grpo_worker.common import tls
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
+from grpo_worker.common.log_files import log_folder
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.store_path import StorePath
 from grpo_worker.common.versions import Versions
@@ -144,6 +145,7 @@ class TrainerGang:
             "spec": spec.wire(),
             "hf": hf,
             "checkpoints": str(checkpoints),
+            "logs": log_folder(spec.checkpoint.store, self._disk),
         }
         self._checkpoints = checkpoints
         self._gpus = int(spec.trainer.device is Device.CUDA)  # of each rank

@@ -22,6 +22,7 @@ from grpo_worker.checkpointing.exports import CONFIG, EXPORTS
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS
 from grpo_worker.checkpointing.store import MARKER, DamagedCheckpointError, complete, model_digest, verify
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.log_lines import log_as
 from grpo_worker.common.repeated import repeated
 from grpo_worker.common.store_path import JobFolder, StorePath, has_file
 from grpo_worker.common.store_problems import UnwritableStoreError
@@ -43,7 +44,7 @@ _REPORT_SECONDS = 10.0
 
 def main(arguments: list[str]) -> None:
     """Write the export, or exit with a message about what is in the way."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_as("export")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the export was interrupted"))
     try:
         request = ExportOrder.parse(arguments[0])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpo_worker.common.auth import serve
 from grpo_worker.common.files import write_text
+from grpo_worker.common.log_lines import LABELS
 
 log = logging.getLogger(__name__)
 
@@ -92,5 +93,6 @@ class WriterGuard:
 
     def _set(self, writer: str | None, attempt: int) -> None:
         self.writer, self.attempt = writer, attempt
+        LABELS.attempt = attempt or None
         if self._shared:
             serve(writer)
