@@ -35,8 +35,8 @@ ROOTS = [
 ]
 # Folders of a job's store and of the machine.
 STORED = (
-    "attempts/", "export/", "logs/", "pending/", "profile/", "samples/", "tensorboard/", "validation_samples/",
-    "volumes/", "wandb/", "/",
+    "attempts/", "export/", "logs/", "pending/", "profile/", "samples/", "tensorboard/",
+    "validation_samples/", "volumes/", "wandb/", "/",
 )  # fmt: skip
 
 
