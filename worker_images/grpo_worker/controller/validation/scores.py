@@ -23,7 +23,7 @@ class SetScores:
 
     def add(self, prompt: int, scores: Sequence[float], tokens: int) -> None:
         """Add the scores of a prompt's responses, which have so many tokens together."""
-        self.by_prompt[prompt] = tuple(scores)
+        self.by_prompt[prompt] = tuple(map(float, scores))  # without their parts, which need more memory
         self.tokens += tokens
 
     def figures(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_worker.controller.validation.scores import SetScores, draws, metrics_of, pass_at
+from grpo_worker.rewards.parts import Reward
 
 
 @given(st.integers(1, 7), st.data())
@@ -20,6 +21,12 @@ def test_pass_at_k_is_the_share_of_draws_with_a_correct_response(n: int, data: s
 @pytest.mark.parametrize(("n", "expected"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
 def test_draws_are_powers_of_two_and_all(n: int, expected: list[int]) -> None:
     assert draws(n) == expected
+
+
+def test_parts_of_rewards_are_not_kept_until_all_prompts_are_scored() -> None:
+    scores = SetScores(1, 1.0)
+    scores.add(0, [Reward(0.5, {"format": 1.0})], tokens=1)
+    assert [type(score) for score in scores.by_prompt[0]] == [float]
 
 
 def test_the_interval_is_that_of_the_mean_over_prompts() -> None:
