@@ -16,6 +16,7 @@ from grpo_worker.common.store_path import JobFolder, StorePath
 from grpo_worker.controller.validation.scores import SetScores
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.rewards.parts import Reward
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
@@ -80,21 +81,25 @@ def write_restarts(folder: Path, *restarts: tuple[int, str, str]) -> None:
 
 
 def write_samples(
-    folder: Path, step: int, prompts: Sequence[str], answers: Sequence[str], store: "StorePath | None" = None
-) -> RolloutBatch:
+    folder: Path, step: int, prompts: Sequence[str], answers: Sequence[str],
+    store: "StorePath | None" = None, parts: bool = False,
+) -> RolloutBatch:  # fmt: skip
     """Write the samples of a step, with ANSWERS answers to each prompt, which repeat ``answers``.
 
-    ``store``: None: ``folder`` itself.
+    ``store``: None: ``folder`` itself. ``parts``: of the rewards.
     """
     asked = [Prompt(index, tuple(TOKENIZER.encode(text))) for index, text in enumerate(prompts)]
     noise = np.random.default_rng(step)
-    samples, scores = [], []
+    samples: list[Sample] = []
+    scores: list[float] = []
     for prompt in asked:
         for number in range(ANSWERS):
             ids = TOKENIZER.encode(answers[(prompt.index + number) % len(answers)])
             logs = (-np.abs(noise.normal(0, 0.8, len(ids)))).tolist()
             samples.append(Sample(prompt.index, number, ids, logs, step - 1, f"engine-{number % 2}", ()))
             scores.append(float((prompt.index * 7 + number * number) % 5 < 1 + prompt.index % 4))
+    if parts:
+        scores = [Reward(score, {"format": score / 2, "correct": score / 2}) for score in scores]
     rollouts = RolloutBatch(asked, samples, scores, asked)
     made = make_batch(rollouts.prompts, rollouts.samples)
     old = made.response["rollout_log_probs"] * np.float32(0.8)

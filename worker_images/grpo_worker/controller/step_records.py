@@ -9,6 +9,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.weight_sync.synchronizer import PushResult
 from grpo_worker.metrics.generation import Generating, GenerationMetrics
+from grpo_worker.metrics.reward_parts import PartMeans
 from grpo_worker.metrics.run_config import run_config
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.timing import StepTimer
@@ -56,6 +57,7 @@ class StepRecords:
         self._writer = MetricsWriter(folder, sinks, spec.observability.thresholds, check)
         self._preliminary: int | None = None  # step whose record is to be replaced
         self._generation = GenerationMetrics(client)
+        self._parts = PartMeans()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
 
     def truncate(self, step: int) -> None:
@@ -64,13 +66,14 @@ class StepRecords:
         self._writer.truncate(step)
 
     def generated(self, rollouts: RolloutBatch, seconds: float) -> dict[str, float]:
-        """Return the metrics of a step's generation. ``seconds``: duration of the step."""
+        """Return the metrics of a step's generation and reward. ``seconds``: duration of the step."""
         oldest, newest = rollouts.versions
         return self._generation.step(seconds) | {
             "rollout/oldest_version": float(oldest),
             "rollout/newest_version": float(newest),
             "rollout/refused_prompts": float(len(rollouts.refused)),
             "rollout/cut_groups": float(rollouts.cut),
+            **self._parts.of(rollouts.scores),
         }
 
     def write(

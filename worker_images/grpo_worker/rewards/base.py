@@ -68,7 +68,7 @@ class Verifier(Protocol):
         """
 
     def score(self, items: Sequence[Item]) -> list[float]:
-        """Return one reward per item, in order.
+        """Return one reward per item, in order; a Reward where it has named parts.
 
         Raises RewardError when the step must not continue, ConnectionError when a server is unreachable or
         a function's process does not start, which waiting may change.

@@ -54,7 +54,7 @@ class Judge:
         self._runner = asyncio.Runner()  # one loop for all calls: a function may keep clients bound to it
 
     def __call__(self, request: Request) -> dict[str, Any]:
-        """Return the score and metrics of an answer, or an error with file and line."""
+        """Return the score and parts of an answer, or an error with file and line."""
         try:
             keywords = arguments(self._function, self._form, request)
         except TypeError as error:
@@ -70,10 +70,11 @@ class Judge:
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             return {"error": blame(error, self._source)}
         try:
-            score, metrics = score_of(result, self._form.batch)
+            found = score_of(result, self._form.batch)
         except Exception as error:  # noqa: BLE001 - reading a user's object may raise anything
             return {"error": f"{self._line}{error}"}
-        return {"score": score, "metrics": metrics}
+        warning = found.warning and f"{self._line}{found.warning}"
+        return {"score": found.score, "parts": found.parts, "warning": warning}
 
 
 async def _wait(awaitable: Any) -> Any:

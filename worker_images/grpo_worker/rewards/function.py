@@ -8,6 +8,7 @@ from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.rewards.base import Item, RewardError
 from grpo_worker.rewards.builtin import BUILTIN
 from grpo_worker.rewards.child import Program
+from grpo_worker.rewards.parts import Reward
 from grpo_worker.rewards.process import DeadError, NotStartedError, Outcome
 from grpo_worker.rewards.sandbox import Sandbox
 
@@ -34,6 +35,7 @@ class FunctionVerifier:
         self._stops = spec.on_failure == "stop"
         self._counting = threading.Lock()
         self.failures = 0
+        self._warned = False
 
     def check(self, item: Item) -> None:
         """Judge one answer without retries, so that an error is reported right after the job is applied."""
@@ -47,6 +49,7 @@ class FunctionVerifier:
     def score(self, items: Sequence[Item]) -> list[float]:
         """Return one reward per item; a failure gives 0 or, with onFailure: stop, raises RewardError.
 
+        A reward is a Reward if the function returned numbers beside the score.
         Raises ConnectionError when no process starts for a reason outside the function.
         """
         outcomes = self._call(items, START_PAUSES)
@@ -59,7 +62,7 @@ class FunctionVerifier:
             log.warning(
                 "%s: %d of %d answers get 0, the first: %s", self._name, len(failed), len(items), failed[0]
             )
-        return [outcome.value for outcome in outcomes]
+        return [Reward(one.value, one.parts) if one.parts else one.value for one in outcomes]
 
     def _call(self, items: Sequence[Item], pauses: Sequence[float]) -> list[Outcome]:
         """Judge all items.
@@ -68,8 +71,17 @@ class FunctionVerifier:
         is the reason, else ConnectionError: a node or a file system may recover.
         """
         try:
-            return self._sandbox.call([item.request() for item in items], pauses)
+            outcomes = self._sandbox.call([item.request() for item in items], pauses)
         except NotStartedError as error:
             raise ConnectionError(f"{self._name}: {error}; it is tried again") from error
         except DeadError as error:
             raise RewardError(f"{self._name}: {error}") from error
+        self._warn(next((outcome.warning for outcome in outcomes if outcome.warning), ""))
+        return outcomes
+
+    def _warn(self, warning: str) -> None:
+        """Log the first warning; other answers repeat it."""
+        with self._counting:
+            first, self._warned = not self._warned, self._warned or bool(warning)
+        if warning and first:
+            log.warning("%s: %s", self._name, warning)

@@ -27,13 +27,14 @@ _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 class Outcome:
     """Result of one call.
 
-    ``value``: the returned score, or 0 when the call failed because of ``problem``. ``metrics``: further
-    numbers that the function returned.
+    ``value``: the returned score, or 0 when the call failed because of ``problem``. ``parts``, ``warning``:
+    see Returned.
     """
 
     value: float
     problem: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    warning: str = ""
 
 
 class DeadError(RuntimeError):
@@ -98,7 +99,7 @@ class RewardProcess:
             raise DeadError(f"the function wrote into the process's own pipe: {answer!r:.200}")
         if "error" in answer:
             return Outcome(0.0, str(answer["error"]))
-        return Outcome(float(answer["score"]), metrics=answer["metrics"])
+        return Outcome(float(answer["score"]), parts=answer["parts"], warning=answer["warning"])
 
     def _send(self, data: bytes) -> None:
         """Write with a deadline, because a stopped process never empties a full pipe."""

@@ -1,27 +1,53 @@
 """Conversion of a reward function's result to a score."""
 
 import math
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 _REMEDY = "return a number, or a dict with the number as 'score'"
 _REMEDY_LIST = "return a list with one number for each of completions"
+MOST_PARTS = 16
+# Also names of metrics, which MLflow refuses with other characters.
+_PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,63}")
 
 
-def score_of(result: Any, batch: bool) -> tuple[float, dict[str, float]]:
-    """Return the score and further numbers. ``batch``: the function was called with lists of one element.
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A score and its named parts, at most MOST_PARTS. ``warning``: about what is left out, or ""."""
+
+    score: float
+    parts: dict[str, float] = field(default_factory=dict)
+    warning: str = ""
+
+
+def score_of(result: Any, batch: bool) -> Returned:
+    """Return the score and its parts. ``batch``: the function was called with lists of one element.
 
     Raises TypeError or ValueError when the result contains no finite score.
     """
     if batch:
-        return _number(_only(result)), {}
+        return Returned(_number(_only(result)))
     if not isinstance(result, dict):
-        return _number(result), {}
+        return Returned(_number(result))
     if "score" not in result:
         raise ValueError(f"returned a dict with {', '.join(map(str, result)) or 'nothing'}: {_REMEDY}")
+    score = _number(result["score"])
     numbers = {str(key): _float(value) for key, value in result.items() if key != "score"}
-    return _number(result["score"]), {
-        key: number for key, number in numbers.items() if number is not None and math.isfinite(number)
+    finite = {
+        name: number for name, number in numbers.items() if number is not None and math.isfinite(number)
     }
+    named = [name for name in finite if _PART_NAME.fullmatch(name)][:MOST_PARTS]
+    left_out = finite.keys() - set(named)
+    warning = _left_out(min(left_out), len(left_out)) if left_out else ""
+    return Returned(score, {name: finite[name] for name in named}, warning)
+
+
+def _left_out(name: str, count: int) -> str:
+    return (
+        f"returned {count} numbers beside 'score' that are left out, such as {name!r:.80}: return at most "
+        f"{MOST_PARTS}, with names of up to 64 letters, digits, spaces, '_', '.' and '-'"
+    )
 
 
 def _only(result: Any) -> Any:

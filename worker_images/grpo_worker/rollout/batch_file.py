@@ -14,6 +14,7 @@ from grpo_worker.common.object_stream import object_stream
 from grpo_worker.common.store_path import StorePath, patiently
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.rewards.parts import part_columns, with_parts
 from grpo_worker.rollout.sampling import Sample
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """Samples of one step, group by group, and the score of each sample.
+    """Samples of one step, group by group, and the score of each sample, a Reward where it has named parts.
 
     ``taken``: all prompts drawn for the step, including those of dropped groups. ``left_out``: samples of
     dropped groups, whose scores are all equal and give no gradient. ``refused``: reason by the index of each
@@ -74,7 +75,7 @@ class RolloutBatch:
         }
         for name, samples in (("samples", self.samples), ("left_out", self.left_out)):
             arrays |= {f"{name}_{key}": value for key, value in _columns(samples).items()}
-        return arrays
+        return arrays | part_columns(self.scores)
 
     @classmethod
     def read(cls, path: StorePath) -> "RolloutBatch":
@@ -90,7 +91,7 @@ class RolloutBatch:
         return cls(
             [by_index[int(index)] for index in arrays["prompts"]],
             _samples(arrays, "samples"),
-            [float(score) for score in arrays["scores"]],
+            with_parts(arrays["scores"].tolist(), arrays),
             taken,
             _samples(arrays, "left_out"),
             _refused(arrays),

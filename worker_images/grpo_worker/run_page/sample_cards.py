@@ -20,7 +20,7 @@ def cut(text: str, most: int) -> str:
 
 
 def answer_card(row: Mapping[str, Any], decode: Decode | None, limits: Limits) -> dict[str, Any]:
-    """Return an answer's figures, text and tokens. ``row``: of the samples' file.
+    """Return an answer's figures, text and tokens. ``row``: of the samples' file, which may be an old one.
 
     ``decode``: None where there is no tokenizer; tokens have their ids then.
     """
@@ -28,6 +28,7 @@ def answer_card(row: Mapping[str, Any], decode: Decode | None, limits: Limits) -
     kept = _ends(len(ids), limits.tokens)
     chosen = [ids[at] for at in kept]
     return {name: _finite(row[name]) for name in _KEPT} | {
+        "parts": {name: _finite(value) for name, value in (row.get("reward_parts") or {}).items()},
         "length": len(ids),
         "spans": [[span["version"], span["end"]] for span in row["spans"] or []][: limits.answers],
         "text": cut(row["answer"] or "", limits.characters),

@@ -86,7 +86,7 @@ def _rows(file: pq.ParquetFile, places: Sequence[int]) -> list[dict[str, Any]]:
         if here:
             table = file.read_row_group(number, use_threads=False)
             taken = table.take(pa.array([place - begin for place in here]))
-            found |= dict(zip(here, taken.to_pylist(), strict=True))
+            found |= dict(zip(here, taken.to_pylist(maps_as_pydicts="strict"), strict=True))
         begin = end
     return [found[place] for place in places]
 

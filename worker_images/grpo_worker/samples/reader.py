@@ -42,7 +42,7 @@ def samples(
     elif "set" in table.column_names:  # written in the order in which engines responded
         table = table.sort_by([("set", "ascending"), ("prompt_index", "ascending")])
     for batch in table.to_batches(64):
-        yield from batch.to_pylist()
+        yield from batch.to_pylist(maps_as_pydicts="strict")
 
 
 def _step(place: StorePath, wanted: int | None) -> int:

@@ -9,12 +9,14 @@ import pyarrow as pa
 
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.prompts import Prompt
+from grpo_worker.rewards.parts import parts_of
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 
 EQUAL_SCORES = "all answers to the prompt have the same score"
 ROWS = 256  # of a block, which is decoded and compressed at once
 _IDS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
+_PARTS = pa.map_(pa.string(), pa.float64())
 _SPANS = pa.list_(pa.struct([("version", pa.int64()), ("end", pa.int64())]))
 SCHEMA = pa.schema(
     [
@@ -27,6 +29,7 @@ SCHEMA = pa.schema(
         ("answer", pa.string()),
         ("score", pa.float64()),
         ("verifier_score", pa.float64()),
+        ("reward_parts", _PARTS),
         ("advantage", pa.float32()),
         ("dropped", pa.string()),
         ("version", pa.int64()),
@@ -101,11 +104,20 @@ def _trained(step: StepSamples, rows: Sequence[int]) -> dict[str, Any]:
     ]
     return {
         "score": [step.scores[row] for row in rows],
-        "verifier_score": [step.rollouts.scores[row] for row in rows],
+        **scores_of([step.rollouts.scores[row] for row in rows]),
         "advantage": None if advantages is None else [float(advantages[row]) for row in rows],
         "log_prob_gap_mean": [float(gap.mean()) if len(gap) else None for gap in gaps],
         "log_prob_gap_max": [float(gap.max()) if len(gap) else None for gap in gaps],
         "old_log_probs": _lists(old, pa.float32()),
+    }
+
+
+def scores_of(scores: Sequence[float]) -> dict[str, Any]:
+    """Return the columns of the verifier's scores."""
+    parts = [parts_of(score) for score in scores]
+    return {
+        "verifier_score": scores,
+        "reward_parts": [list(one.items()) or None for one in parts] if any(parts) else None,
     }
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from grpo_worker.data.prompts import Prompt
+from grpo_worker.rewards.parts import parts_of
 from grpo_worker.rollout.sampling import Sample
-from grpo_worker.samples.table import SCHEMA, Decode, Origin, table_of, table_of_refused
+from grpo_worker.samples.table import SCHEMA, Decode, Origin, scores_of, table_of, table_of_refused
 
+_PART_BYTES = 128  # of a name and a number in memory
 _SET = pa.field("set", pa.string())
 VALIDATION_SCHEMA = SCHEMA.insert(1, _SET)
 
@@ -40,8 +42,10 @@ class ValidatedGroup:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the ids and log-probabilities."""
-        return 4 * len(self.prompt.ids) + sum(8 * len(sample.ids) for sample in self.samples)
+        """Bytes of the ids, log-probabilities and parts of scores."""
+        parts = sum(len(parts_of(score)) for score in self.scores)
+        tokens = sum(8 * len(sample.ids) for sample in self.samples)
+        return 4 * len(self.prompt.ids) + tokens + _PART_BYTES * parts
 
 
 def validation_table(origin: Origin, groups: Sequence[ValidatedGroup], decode: Decode) -> pa.Table:
@@ -62,7 +66,7 @@ def _answered(origin: Origin, groups: Sequence[ValidatedGroup], decode: Decode) 
         "uid": [f"{group.place}.{sample.number}" for group, sample in rows],
         "prompt_index": [group.place for group, _ in rows],
         "score": scores,
-        "verifier_score": scores,
+        **scores_of(scores),
     }
     table = table_of(origin, [sample for _, sample in rows], _prompts(groups), decode, own)
     return _with_set(table, [group for group, _ in rows])

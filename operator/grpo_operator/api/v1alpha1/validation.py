@@ -26,6 +26,17 @@ _VALIDATION_RULES: tuple[Rule["ValidationSpec"], ...] = (
         lambda spec: spec.samples_per_prompt == 1 or spec.temperature > 0,
     ),
     Rule(
+        "!has(self.passAt) || self.passAt.all(k, k <= self.samplesPerPrompt)",
+        "validation.passAt has a number above validation.samplesPerPrompt: raise samplesPerPrompt, or remove"
+        " the number: pass@k is estimated from at least k responses to a prompt",
+        lambda spec: all(k <= spec.samples_per_prompt for k in spec.pass_at),
+    ),
+    Rule(
+        "!has(self.passAt) || self.passAt.all(k, self.passAt.exists_one(other, other == k))",
+        "validation.passAt has a number twice: remove one of them",
+        lambda spec: len(set(spec.pass_at)) == len(spec.pass_at),
+    ),
+    Rule(
         "!has(self.keepBest) || self.sets.exists(one, one.name == self.keepBest)",
         "validation.keepBest must be the name of one of validation.sets: correct it",
         lambda spec: spec.keep_best is None or spec.keep_best in {one.name for one in spec.sets},
@@ -72,9 +83,21 @@ class ValidationSpec(Model):
     )
     before_training: bool = Field(True, description="true: validate the initial weights too")
     samples_per_prompt: int = Field(
-        1, ge=1, le=1024, description="responses to each prompt; with several, pass@k is reported"
+        1, ge=1, le=1024, description="responses to each prompt; pass@k is estimated from all of them"
     )
-    temperature: float = Field(0.0, ge=0, le=2, description="sampling temperature; 0: greedy")
+    pass_at: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
+        default_factory=list,
+        max_length=12,
+        description="numbers k for which pass@k is reported, each at most samplesPerPrompt; []: powers of two"
+        " up to samplesPerPrompt, and samplesPerPrompt",
+    )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        description="sampling temperature; 0: greedy, so that each token is the most likely one, which needs"
+        " samplesPerPrompt 1",
+    )
     response_length: int | None = Field(
         None,
         ge=1,

@@ -32,11 +32,18 @@ def _figures(sample: dict[str, Any]) -> str:
         ("log-prob gap", "log_prob_gap_mean"),
     ):
         if sample[name] is not None:
-            parts.append(f"{label} {sample[name]:.4g}")
+            parts.append(f"{label} {sample[name]:.4g}{_of_score(sample) if name == 'score' else ''}")
     parts += [f"version {sample['version']}", f"engine {sample['engine']}"]
     if sample["dropped"]:
         parts.append(f"not trained on: {sample['dropped']}")
     return ", ".join(parts)
+
+
+def _of_score(sample: dict[str, Any]) -> str:
+    """Return the parts of the reward in brackets; files of older controllers have none."""
+    parts = sample.get("reward_parts") or {}
+    shown = ", ".join(f"{printable(name)} {value:.4g}" for name, value in parts.items())
+    return f" ({shown})" if shown else ""
 
 
 def _indented(text: str | None) -> Iterator[str]:

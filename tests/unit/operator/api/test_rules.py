@@ -95,6 +95,15 @@ CASES: dict[str, Changes] = {
     "validation that stops for no set": {"validation": {"sets": [GCD], "onRegression": "stop"}},
     "validation by sampling": {"validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7}},
     "validation by greedy samples": {"validation": {"sets": [GCD], "samplesPerPrompt": 4}},
+    "validation with pass@k": {
+        "validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7, "passAt": [4, 1]}
+    },
+    "validation with pass@k of more than all": {
+        "validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7, "passAt": [1, 5]}
+    },
+    "validation with one pass@k twice": {
+        "validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7, "passAt": [2, 1, 2]}
+    },
     "validation with long responses": {"validation": {"sets": [GCD], "responseLength": 10**6}},
     "validation with short responses": {"validation": {"sets": [GCD], "responseLength": 1}},
     "validation by files without reward": {"validation": {"sets": [ROWS]}},

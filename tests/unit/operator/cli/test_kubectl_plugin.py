@@ -186,6 +186,15 @@ def test_samples_are_shown_below_their_prompts() -> None:
     ]
 
 
+def test_samples_have_the_parts_of_their_rewards() -> None:
+    parts = {"format": 0.25, "cor\x1b[31mrect": 1 / 3}
+    first, second = sample_lines([_sample(reward_parts=parts), _sample(reward_parts=None)]), _sample()
+    lines = [line for line in first if line.startswith("ANSWER")]
+    assert lines[0].startswith("ANSWER 3.0, score 1 (format 0.25, correct 0.3333), advantage 0.7071")
+    assert lines[1].startswith("ANSWER 3.0, score 1, advantage 0.7071")
+    assert lines[1] in sample_lines([second]), "a controller of an older version names no parts"
+
+
 def test_samples_of_a_validation_name_their_set() -> None:
     none = {"advantage": None, "log_prob_gap_mean": None}
     first, second = (_sample(set=name, **none) for name in ("aime", "ma\x1b[31mth"))

@@ -77,6 +77,13 @@ def test_a_long_answer_has_its_beginning_and_its_end() -> None:
     assert whole["tokens"]["first"] == 4 and whole["text"] == "short"
 
 
+def test_an_answer_has_the_parts_of_its_reward_unless_its_file_is_older() -> None:
+    row = _row(2) | {"reward_parts": {"format": 0.5, "length": float("inf")}}
+    assert answer_card(row, None, Limits())["parts"] == {"format": 0.5, "length": None}
+    for old in (_row(2), _row(2) | {"reward_parts": None}):
+        assert answer_card(old, None, Limits())["parts"] == {}
+
+
 def test_a_refused_prompt_has_no_tokens() -> None:
     row = _row(0) | {"uid": None, "answer": None, "answer_ids": None, "spans": None, "dropped": "too long"}
     assert answer_card(row, TOKENIZER.decode_all, Limits())["tokens"]["pieces"] == []

@@ -86,6 +86,21 @@ def test_the_rows_of_a_prompt_are_read_from_the_blocks_that_have_them(
         step_samples(tmp_path, 4, None, None, Limits())
 
 
+def test_the_parts_of_rewards_are_read_and_older_files_have_none(tmp_path: Path) -> None:
+    write_samples(tmp_path, 5, ["a", "b"], ["yes", "no"], parts=True)
+
+    def shown() -> list[tuple[float, dict[str, float]]]:
+        groups = step_samples(tmp_path, 5, None, None, Limits())["shown"]
+        return [(one["score"], one["parts"]) for group in groups for one in group["answers"]]
+
+    parted = shown()
+    assert {tuple(parts) for _, parts in parted} == {("format", "correct")}
+    assert all(parts["format"] == score / 2 for score, parts in parted)
+    file = tmp_path / "samples" / "00000005.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["reward_parts"]), file)
+    assert shown() == [(score, {}) for score, _ in parted]
+
+
 def _steps(records: list[dict[str, Any]] | None) -> list[int] | None:
     return None if records is None else [one["step"] for one in records]
 

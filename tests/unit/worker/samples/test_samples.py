@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow.parquet as pq
 import pytest
 
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
@@ -17,6 +18,7 @@ from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller import show_samples
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.rewards.parts import Reward
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
@@ -83,8 +85,45 @@ def test_a_file_has_every_sample_of_a_step_with_its_text_tokens_and_figures(tmp_
     assert list(frame["dropped"][len(of.samples) :]) == [table.EQUAL_SCORES] * ANSWERS + ["too long"]
 
 
+def with_parts(of: RolloutBatch) -> RolloutBatch:
+    """Return the samples with rewards that have parts, but for those with the number 1."""
+    for row, sample in enumerate(of.samples):
+        parts = {"format": sample.number / 4, "gr": float(sample.prompt_index)}
+        of.scores[row] = of.scores[row] if sample.number == 1 else Reward(of.scores[row], parts)
+    return of
+
+
+def test_a_file_has_the_parts_of_each_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 1, with_parts(rollouts()))
+    found = {row["uid"]: row["reward_parts"] for row in samples(tmp_path)}
+    assert found == {
+        "0.0": {"format": 0.0, "gr": 0.0}, "0.1": None, "0.2": {"format": 0.5, "gr": 0.0},
+        "1.0": {"format": 0.0, "gr": 1.0}, "1.1": None, "1.2": {"format": 0.5, "gr": 1.0},
+        "2.0": None, "2.1": None, "2.2": None, None: None,
+    }  # fmt: skip
+    best = printed(capsys, tmp_path, "--order=-score", "--limit=1", "--prompt=1")
+    assert best[0]["reward_parts"] == {"format": 0.5, "gr": 1.0}
+    frame = pandas.read_parquet(tmp_path / "samples" / "00000001.parquet")
+    assert frame["reward_parts"][0] == [("format", 0.0), ("gr", 0.0)]
+
+
+def test_rewards_without_parts_leave_the_column_empty(tmp_path: Path) -> None:
+    write(tmp_path, 1, rollouts())
+    assert {row["reward_parts"] for row in samples(tmp_path)} == {None}
+
+
+def test_files_that_were_written_before_there_were_parts_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, 1, with_parts(rollouts()))
+    file = tmp_path / "samples" / "00000001.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["reward_parts"]), file)
+    rows = printed(capsys, tmp_path, "--order=-score")
+    assert len(rows) == 3 * ANSWERS + 1 and rows[0]["score"] == 12 and "reward_parts" not in rows[0]
+
+
 def test_blocks_do_not_show_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = rollouts(prompts=5)
+    of = with_parts(rollouts(prompts=5))
     write(tmp_path, 1, of)
     monkeypatch.setattr(table, "ROWS", 4)
     write(tmp_path, 2, of)

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -14,6 +15,7 @@ from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller import show_samples
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.rewards.parts import Reward
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.samples import validation_writer
 from grpo_worker.samples.files import sample_steps
@@ -83,6 +85,17 @@ def test_a_file_has_every_sample_with_its_set_text_tokens_and_score(tmp_path: Pa
         assert row["rollout_log_probs"] == [-0.5] * len(row["answer_ids"])
         assert row["score"] == row["verifier_score"] == one.scores[number]
         assert row["advantage"] is row["old_log_probs"] is row["dropped"] is None
+
+
+def test_a_file_has_the_parts_of_each_reward(tmp_path: Path) -> None:
+    plain = group("aime", 0)
+    parted = replace(plain, scores=[Reward(score, {"format": score / 4}) for score in plain.scores])
+    assert parted.bytes > plain.bytes, "parts wait for the store too"
+    write(writer(tmp_path), 20, [parted, group("aime", 1), group("aime", 2, refused="too long")])
+    rows = list(samples(tmp_path, validation=True))
+    assert [(row["score"], row["reward_parts"]) for row in rows] == [
+        (0.0, {"format": 0.0}), (0.5, {"format": 0.125}), (1.0, None), (1.5, None), (None, None),
+    ]  # fmt: skip
 
 
 def test_blocks_do_not_show_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,18 +26,18 @@ class Keeper(Protocol):
 
 def validate(
     sets: Sequence[ValidationSet], version: Version, client: GroupClient, *, n: int, pass_score: float,
-    at_once: int, keeper: Keeper, cancelled: threading.Event,
+    pass_at: Sequence[int], at_once: int, keeper: Keeper, cancelled: threading.Event,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Return the figures of each set at a weight version.
 
-    ``client``: draws ``n`` responses to a prompt. ``at_once``: prompts whose responses are in memory at most.
-    ``keeper``: gets the responses with their scores.
+    ``client``: draws ``n`` responses to a prompt. ``pass_at``: see ``draws``. ``at_once``: prompts whose
+    responses are in memory at most. ``keeper``: gets the responses with their scores.
 
     Raises CancelledError once ``cancelled`` is set, and the errors of generation and reward.
     """
     return {
         one.name: _validate(
-            one, version, client, SetScores(n, pass_score), at_once, keeper, cancelled
+            one, version, client, SetScores(n, pass_score, pass_at), at_once, keeper, cancelled
         ).figures()
         for one in sets
     }

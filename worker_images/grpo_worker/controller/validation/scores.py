@@ -11,19 +11,20 @@ _NORMAL_95 = 1.96  # standard deviations on each side of a mean that hold 95 % o
 class SetScores:
     """Scores of the responses to each prompt of a set, as far as they have arrived.
 
-    ``n``: responses to a prompt. ``pass_score``: from which a response counts as correct. ``refused``:
-    prompts that engines refuse.
+    ``n``: responses to a prompt. ``pass_score``: from which a response counts as correct. ``pass_at``: see
+    ``draws``. ``refused``: prompts that engines refuse.
     """
 
     n: int
     pass_score: float
+    pass_at: Sequence[int] = ()
     by_prompt: dict[int, Sequence[float]] = field(default_factory=dict)
     tokens: int = 0
     refused: int = 0
 
     def add(self, prompt: int, scores: Sequence[float], tokens: int) -> None:
         """Add the scores of a prompt's responses, which have so many tokens together."""
-        self.by_prompt[prompt] = tuple(scores)
+        self.by_prompt[prompt] = tuple(map(float, scores))  # without their parts, which need more memory
         self.tokens += tokens
 
     def figures(self) -> dict[str, float]:
@@ -35,14 +36,17 @@ class SetScores:
         found = _mean("score", [sum(group) / len(group) for group in groups])
         found["response_length/mean"] = self.tokens / (len(groups) * self.n)
         correct = [sum(score >= self.pass_score for score in group) for group in groups]
-        for k in draws(self.n):
+        for k in draws(self.n, self.pass_at):
             found |= _mean(f"pass@{k}", [pass_at(k, self.n, count) for count in correct])
         return found | counts
 
 
-def draws(n: int) -> list[int]:
-    """Return the numbers of draws for which pass@k is reported: powers of two up to ``n``, and ``n``."""
-    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+def draws(n: int, wanted: Sequence[int] = ()) -> list[int]:
+    """Return the numbers of draws for which pass@k is reported.
+
+    ``wanted``: these numbers; (): powers of two up to ``n``, and ``n``.
+    """
+    return sorted(wanted or {2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
 
 
 def pass_at(k: int, n: int, correct: int) -> float:

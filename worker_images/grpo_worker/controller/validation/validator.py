@@ -107,7 +107,8 @@ class VersionValidator:
         self._log = StepLog(folder.disk / FILE, check, folder.pieces)
         self._validate = partial(
             validate, sets, client=client, n=spec.validation.samples_per_prompt,
-            pass_score=spec.validation.pass_score, at_once=spec.data.train_batch_size, keeper=samples,
+            pass_score=spec.validation.pass_score, pass_at=spec.validation.pass_at,
+            at_once=spec.data.train_batch_size, keeper=samples,
         )  # fmt: skip
         self._client, self._samples, self._attempt = client, samples, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")

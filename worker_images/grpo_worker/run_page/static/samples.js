@@ -78,9 +78,10 @@ function groupChart({step, groups, of}, current, choose) {
 }
 
 function answer(one) {
-  const figures = {score: one.score, verifier: one.verifier_score, advantage: one.advantage,
-    tokens: one.length, "log-prob gap": one.log_prob_gap_mean, version: one.version};
-  const list = html("dl", {}, ...Object.entries(figures).filter(([, value]) => value !== null)
+  const figures = [["score", one.score], ["verifier", one.verifier_score], ...Object.entries(one.parts),
+    ["advantage", one.advantage], ["tokens", one.length], ["log-prob gap", one.log_prob_gap_mean],
+    ["version", one.version]];
+  const list = html("dl", {}, ...figures.filter(([, value]) => value !== null)
     .map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, short(value)))));
   const title = one.uid === null ? "No answer" : `Answer ${one.uid}`;
   const card = html("div", {class: "answer"}, html("h4", {}, title), list);

@@ -84,6 +84,15 @@ def test_the_last_step_is_always_validated_and_the_first_weights_only_if_wanted(
     assert [r["step"] for r in _results(tmp_path)] == [5, 5, 6, 6]
 
 
+def test_only_the_numbers_of_pass_at_are_reported(tmp_path: Path) -> None:
+    _world(tmp_path, {"samplesPerPrompt": 4, "temperature": 0.5, "passAt": [3, 1]}).run()
+    for result in _results(tmp_path):
+        assert [name for name in result if name.startswith("pass@")] == [
+            "pass@1/mean", "pass@1/ci95", "pass@3/mean", "pass@3/ci95",
+        ]  # fmt: skip
+        assert result["pass@1/mean"] == pytest.approx(result["score/mean"])
+
+
 def test_a_restart_validates_nothing_twice(tmp_path: Path, calm: Path) -> None:
     world = _world(tmp_path)
     died: list[int] = []
