@@ -22,6 +22,9 @@ class Reward(float):
         reward.parts = parts
         return reward
 
+    def __getnewargs__(self) -> tuple[float, Mapping[str, float]]:  # for copies
+        return float(self), self.parts
+
 
 def parts_of(score: float) -> Mapping[str, float]:
     """Return the named parts of a score, which may have none."""
