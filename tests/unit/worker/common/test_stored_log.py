@@ -165,7 +165,7 @@ def test_a_folder_that_was_removed_with_its_job_is_not_made_again(
 def test_a_wrong_message_raises_no_error(stored: Make, logger: logging.Logger, file: Path) -> None:
     log = stored()
     log.handle(logging.LogRecord(logger.name, logging.INFO, "", 0, "%d", ("no number",), None))
-    logger.info("\udc80 is no text")
+    log.handle(logging.LogRecord(logger.name, logging.INFO, "", 0, "\udc80 is no text", (), None))
     log.flush()
     assert _messages(file) == ["\\udc80 is no text"]
 
