@@ -138,7 +138,9 @@ def older_crds(api: Api) -> Iterator[Callable[[], None]]:
 
 
 def _patch_crd(api: Api, changes: list[dict[str, Any]], *arguments: str) -> None:
-    api.ok("patch", "crd", CRD, "--type=json", "-p", json.dumps(changes), *arguments)
+    # As an argument, a version with its schema would be longer than the kernel permits.
+    read = ("--patch-file", "/dev/stdin")
+    api.ok("patch", "crd", CRD, "--type=json", *read, *arguments, stdin=json.dumps(changes))
 
 
 def _store_in(api: Api, index: int) -> None:
