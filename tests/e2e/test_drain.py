@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import yaml
 
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
@@ -132,5 +131,5 @@ def _evict(job: JobView, pod: str) -> str:
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}/eviction"
     command = [str(binary("kubectl")), f"--kubeconfig={KUBECONFIG}", "create", "--raw", path, "-f", "-"]
-    text = yaml.safe_dump(eviction)
+    text = json.dumps(eviction)
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False).stderr

@@ -101,7 +101,7 @@ def test_the_steps_are_those_of_a_calm_run_and_nothing_is_left(
     assert len(recoveries(job.store())) == 1, "of the rank"
     outcome = Outcome.of(job.store(), CALM)
     (cluster,) = _named(job, "rayclusters")
-    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=300s")
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=600s")
     until("all is removed", lambda: not _named(job, KINDS), 60)
     assert redis.server.ask("keys", f"*{cluster['metadata']['uid']}*") == "", "KubeRay left the head's state"
     outcome.assert_same(calm)

@@ -32,8 +32,8 @@ STORE, PROMPTS = JOB_DATA / NAMESPACE, JOB_DATA / f"{NAMESPACE}-prompts"
 STEPS = 60
 # A model with random weights writes such a program of two tokens twice in a step of 128, by chance.
 TESTS = {"assert_case": ["assert isinstance(eval(open(__file__).read()), int)"]}
-# Attacks that fail in a pod without the sandbox, because of the container runtime's own filter.
-HELD_BACK = {"clone3"}
+# Attacks that fail in a pod without the sandbox: the runtime's own filter, and the container's memory limit.
+HELD_BACK = {"clone3", "memory", "memory of another"}
 OTHER = "default-another-job-12345678"  # folder of a job that is not this one
 
 
@@ -123,9 +123,10 @@ def test_no_attack_escapes_the_sandbox_in_the_controllers_container(job: JobView
     assert offer(job, pod, "controller") == {"landlock": True, "namespaces": False}
     outcomes = attack(job, pod, "controller")
     assert list(outcomes) == list(ATTACKS)
-    assert {name for name, (plain, _) in outcomes.items() if not plain} <= HELD_BACK
+    possible = [name for name, (plain, _) in outcomes.items() if plain]
+    assert set(outcomes) - set(possible) <= HELD_BACK
     escapes = [name for name, (_, confined) in outcomes.items() if confined]
-    figures = {"sandbox_attacks_in_pod": len(outcomes), "sandbox_escapes_in_pod": len(escapes)}
+    figures = {"sandbox_attacks_in_pod": len(possible), "sandbox_escapes_in_pod": len(escapes)}
     record_from_test("reliability", figures)
     assert escapes == []
 
