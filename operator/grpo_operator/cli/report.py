@@ -50,6 +50,7 @@ def as_data(
             "optimizer": stage.optimizer,
             "activations": stage.activations + stage.working,
             "other": stage.frozen + stage.sync,
+            "nccl": stage.nccl,
             "total": stage.total,
         }
         for stage in plan.stages
@@ -192,19 +193,21 @@ def _processors(pool: dict[str, Any]) -> str:
 
 def _memory(data: dict[str, Any]) -> list[str]:
     """Return the table of the training ranks' memory, in a unit that suits the largest stage."""
-    columns = ("weights", "gradients", "optimizer", "activations", "other", "total")
     usable = data.get("usable_per_gpu")
+    nccl = {} if usable is None else {"nccl": "NCCL"}
+    names = ("weights", "gradients", "optimizer", "activations", "other")
+    columns = {**{name: name for name in names}, **nccl, "total": "total"}
     small = max(stage["total"] for stage in data["stages"]) < 1e9
     unit, factor = ("MB", 1e6) if small else ("GB", 1e9)
     title = f"{unit} per {'rank' if usable is None else 'GPU'}"
-    lines = [f"{title:<16}layers" + "".join(f"{name:>13}" for name in columns)]
+    lines = [f"{title:<16}layers" + "".join(f"{name:>13}" for name in columns.values())]
     lines += [
         f"  stage {stage['stage'] + 1:<8}{stage['layers']:>6}"
         + "".join(f"{stage[name] / factor:>13.1f}" for name in columns)
         for stage in data["stages"]
     ]
     if usable is not None:
-        lines.append(f"  usable {' ' * 13}{' ' * 13 * 5}{usable / factor:>13.1f}")
+        lines.append(f"  usable {' ' * 13}{' ' * 13 * (len(columns) - 1)}{usable / factor:>13.1f}")
     return lines
 
 

@@ -30,7 +30,7 @@ class Gpu:
 
     @property
     def usable(self) -> int:
-        """Return the memory in bytes without the part for CUDA, NCCL, cuBLAS and allocator fragmentation."""
+        """Return the memory in bytes without the part for CUDA, cuBLAS and allocator fragmentation."""
         return self.memory - RESERVED
 
 

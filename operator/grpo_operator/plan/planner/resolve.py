@@ -13,7 +13,7 @@ from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import PlannedDeadlines, PlannedResources
 from grpo_operator.api.v1alpha1.trainer import KernelChoice
-from grpo_operator.api.weight_path import WeightPath
+from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.deadlines import (
     LongestUnits,
@@ -233,7 +233,15 @@ def training_pool(
         margin=LOCAL_MARGIN if trainer.kernels is KernelChoice.LOCAL else MARGIN,
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,
+        links=_links(spec, pool),
     )
+
+
+def _links(spec: GRPOJobSpec, pool: RolloutTemplate) -> int | None:
+    """Return the number of engines to which each rank has a link over NCCL; None for ranks on CPUs."""
+    if spec.trainer.device is not Device.CUDA:
+        return None
+    return pool.replicas * (job_weight_path(spec, pool).direct is Backend.NCCL)
 
 
 def _choose(spec: GRPOJobSpec, levels: Sequence[Sequence[TrainingPool]]) -> tuple[Choice, str]:

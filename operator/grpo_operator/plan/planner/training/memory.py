@@ -79,7 +79,7 @@ class StageMemory:
 
     ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
     of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process,
-    of which ``copied`` are offloaded activations.
+    of which ``copied`` are offloaded activations. ``nccl``: communicators, beside PyTorch's allocator.
     ``optimizer_shard``: main weights and moments that the rank keeps, wherever they are. ``saved``: bytes
     that the rank with the most writes to a checkpoint: the weights, which the first data-parallel rank
     writes, and as much optimizer state as it keeps. ``chunks``: what it may write beyond that, because the
@@ -100,6 +100,7 @@ class StageMemory:
     saved: int
     chunks: int
     copied: int = 0
+    nccl: int = 0
 
     @property
     def state(self) -> int:
@@ -108,6 +109,11 @@ class StageMemory:
 
     @property
     def total(self) -> int:
+        return self.allocated + self.nccl
+
+    @property
+    def allocated(self) -> int:
+        """Return the bytes of PyTorch's allocator."""
         return self.state + self.activations + self.working + self.frozen + self.sync
 
 

@@ -14,6 +14,7 @@ from grpo_operator.api.v1alpha1.stages import uneven
 from grpo_operator.plan.planner.efficiency import HOST_RATE, MEASURED, Efficiency
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.communicators import nccl_bytes
 from grpo_operator.plan.planner.training.cost import LayoutCost, update_cost
 from grpo_operator.plan.planner.training.memory import (
     BF16,
@@ -44,6 +45,7 @@ class TrainingPool:
     ``log_prob_max_tokens``: those of passes without gradients; None: the same. ``mtp``: the policy trains
     its multi-token-prediction layer. ``moe``: how its experts are trained. ``fused``: Transformer
     Engine computes the layers. ``margin``: share of the GPU's memory that a chosen layout leaves free.
+    ``links``: engines that get weights over NCCL; None: the ranks do not use NCCL.
     """
 
     model: ModelShape
@@ -68,6 +70,7 @@ class TrainingPool:
     efficiency: Efficiency = MEASURED
     fused: bool = False
     margin: float = MARGIN
+    links: int | None = None
 
     @property
     def safe(self) -> int:
@@ -99,7 +102,7 @@ class TrainingPool:
         return self.sequence * self.log_prob_micro_batch if self.log_prob_micro_batch else None
 
     def memory(self, layout: Layout) -> tuple[StageMemory, ...]:
-        return stage_memory(
+        stages = stage_memory(
             self.model,
             layout,
             self.workload(layout),
@@ -109,6 +112,14 @@ class TrainingPool:
             critic=self.critic,
             offload=self.offload,
             mtp=self.mtp,
+        )
+        if self.links is None:
+            return stages
+        return tuple(
+            replace(
+                stage, nccl=nccl_bytes(self.model, layout, stage.stage, links=self.links, mtp=self.mtp)
+            )
+            for stage in stages
         )
 
     def cost(self, layout: Layout) -> LayoutCost:
