@@ -9,7 +9,7 @@ from grpo_devcluster.follow import JobView
 
 ENDED = frozenset({"Succeeded", "Failed"})
 # The last fault of test_faults.py ends some twenty steps before; with its slow tests it takes 130.
-STEPS = int(os.environ.get("GRPO_E2E_STEPS", "100"))
+STEPS = int(os.environ.get("GRPO_E2E_STEPS", "110"))
 
 Start = Callable[..., JobView]
 
