@@ -11,12 +11,12 @@ import numpy as np
 
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_worker.checkpointing.best import Best, keep_best
+from grpo_worker.common.reward_parts import Reward
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder, StorePath
 from grpo_worker.controller.validation.scores import SetScores
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
-from grpo_worker.rewards.parts import Reward
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grpo_worker.rewards.parts import parts_of
+from grpo_worker.common.reward_parts import parts_of
 
 _MOST = 32  # of a run: each is a curve of the page and a series in Prometheus
 

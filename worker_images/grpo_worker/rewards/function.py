@@ -5,10 +5,10 @@ import threading
 from collections.abc import Sequence
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
+from grpo_worker.common.reward_parts import Reward
 from grpo_worker.rewards.base import Item, RewardError
 from grpo_worker.rewards.builtin import BUILTIN
 from grpo_worker.rewards.child import Program
-from grpo_worker.rewards.parts import Reward
 from grpo_worker.rewards.process import DeadError, NotStartedError, Outcome
 from grpo_worker.rewards.sandbox import Sandbox
 

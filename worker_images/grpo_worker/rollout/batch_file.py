@@ -11,10 +11,10 @@ import numpy as np
 
 from grpo_worker.common.known_fields import known
 from grpo_worker.common.object_stream import object_stream
+from grpo_worker.common.reward_parts import part_columns, with_parts
 from grpo_worker.common.store_path import StorePath, patiently
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.routed_experts import RoutedExperts
-from grpo_worker.rewards.parts import part_columns, with_parts
 from grpo_worker.rollout.sampling import Sample
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.reward_parts import parts_of
 from grpo_worker.data.prompts import Prompt
-from grpo_worker.rewards.parts import parts_of
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 

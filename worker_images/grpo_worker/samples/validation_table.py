@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from grpo_worker.common.reward_parts import parts_of
 from grpo_worker.data.prompts import Prompt
-from grpo_worker.rewards.parts import parts_of
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.samples.table import SCHEMA, Decode, Origin, scores_of, table_of, table_of_refused
 

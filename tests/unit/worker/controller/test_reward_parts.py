@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import Phase
-from grpo_worker.rewards.parts import Reward
+from grpo_worker.common.reward_parts import Reward
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.samples.files import sample_steps
 from grpo_worker.samples.reader import samples

@@ -1,7 +1,7 @@
 """Metrics of the parts of rewards."""
 
+from grpo_worker.common.reward_parts import Reward
 from grpo_worker.metrics.reward_parts import PartMeans
-from grpo_worker.rewards.parts import Reward
 
 
 def test_each_part_has_its_mean_over_the_samples_that_have_it() -> None:

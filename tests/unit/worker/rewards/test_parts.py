@@ -9,6 +9,7 @@ from upath import UPath
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_rehearsal.standins.answer_workers import InlineWorkers
+from grpo_worker.common.reward_parts import Reward, part_columns, parts_of, with_parts
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import Record, open_gym
@@ -16,7 +17,6 @@ from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rewards.child import Judge
 from grpo_worker.rewards.manager import RewardManager
-from grpo_worker.rewards.parts import Reward, part_columns, parts_of, with_parts
 from grpo_worker.rewards.returned import MOST_PARTS
 from grpo_worker.rewards.verifiers import FunctionVerifier, Item
 from grpo_worker.rollout.batch_file import RolloutBatch

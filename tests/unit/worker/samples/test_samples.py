@@ -14,11 +14,11 @@ import pytest
 from grpo_operator.api.v1alpha1.observability import SamplesSpec
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.reward_parts import Reward
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller import show_samples
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.tokenizer import load_tokenizer
-from grpo_worker.rewards.parts import Reward
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_worker.common.reward_parts import Reward
 from grpo_worker.controller.validation.scores import SetScores, draws, metrics_of, pass_at
-from grpo_worker.rewards.parts import Reward
 
 
 @given(st.integers(1, 7), st.data())

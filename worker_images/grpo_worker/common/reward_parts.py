@@ -22,8 +22,8 @@ class Reward(float):
         reward.parts = parts
         return reward
 
-    def __getnewargs__(self) -> tuple[float, Mapping[str, float]]:  # for copies
-        return float(self), self.parts
+    def __reduce__(self) -> tuple[type["Reward"], tuple[float, Mapping[str, float]]]:  # for copies
+        return Reward, (float(self), self.parts)
 
 
 def parts_of(score: float) -> Mapping[str, float]:
