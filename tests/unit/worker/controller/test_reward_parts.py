@@ -11,6 +11,7 @@ from grpo_worker.common.reward_parts import Reward
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.samples.files import sample_steps
 from grpo_worker.samples.reader import samples
+from support.gang_deaths import die_once
 from support.loop_world import Engines, World
 
 VALIDATION = {"sets": [{"name": "gcd", "data": "reasoning-gym:gcd", "prompts": 5}], "everySteps": 3}
@@ -83,16 +84,7 @@ def test_samples_validations_and_metrics_have_the_parts(calm: Path) -> None:
 
 def test_a_restart_keeps_the_parts_of_samples_that_were_generated_ahead(tmp_path: Path, calm: Path) -> None:
     world = _world(tmp_path)
-    died: list[int] = []
-
-    def die(updates: int) -> None:
-        world.loop._samples.flush()
-        if updates == 5 and not died:
-            died.append(updates)
-            world.groups[-1].died.set_exception(world.groups[-1].death())
-            raise world.groups[-1].death()
-
-    world.before_update = die
+    died = die_once(world, 5, before=lambda: world.loop._samples.flush())
     world.run()
     assert died and world.starts == 2
     assert _rows(tmp_path) == _rows(calm)

@@ -19,6 +19,7 @@ from grpo_worker.samples.files import sample_steps
 from grpo_worker.samples.reader import samples
 from grpo_worker.samples.validation_writer import ValidationSampleWriter
 from grpo_worker.weightsync.protocol.version import Version
+from support.gang_deaths import die_once
 from support.loop_world import ValidationEngines, World, shared_gpus
 
 SETS = [
@@ -95,15 +96,7 @@ def test_only_the_numbers_of_pass_at_are_reported(tmp_path: Path) -> None:
 
 def test_a_restart_validates_nothing_twice(tmp_path: Path, calm: Path) -> None:
     world = _world(tmp_path)
-    died: list[int] = []
-
-    def die(updates: int) -> None:
-        if updates == 5 and not died:
-            died.append(updates)
-            world.groups[-1].died.set_exception(world.groups[-1].death())
-            raise world.groups[-1].death()
-
-    world.before_update = die
+    died = die_once(world, 5)
     world.run()
     assert died and world.starts == 2
     assert _results(tmp_path) == _results(calm)
