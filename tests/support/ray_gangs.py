@@ -28,7 +28,9 @@ def ray_gang(methods: type[Any], ranks: int, hang_seconds: float, **fields: Any)
         )
         pool = placement_group([{"CPU": 1, "trainer": 1}] * ranks)
         group = WorkerGroup(methods, RayProcesses(methods, pool), hang_seconds, **fields)
-        group.start({})
-        yield group
-        group.kill()
-        ray.shutdown()
+        try:
+            group.start({"attempt": 1})
+            yield group
+        finally:
+            group.kill()
+            ray.shutdown()
