@@ -11,8 +11,8 @@ from grpo_devcluster import cluster
 from grpo_devcluster.fakenodes import fake_node
 from grpo_devcluster.operator_process import install_crds
 from grpo_devcluster.paths import KUBECONFIG, REPO
+from support.api_proxy import ApiProxy
 from support.api_server import Api, Operator, until
-from support.fault_proxy import FaultProxy
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +62,8 @@ def tiny(api: Api, fake_nodes: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProxy]:
     """An API server that fails on demand, for the modules whose operator goes through it."""
-    made = FaultProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
+    made = ApiProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
     yield made
     made.stop()

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from grpo_devcluster.operator_process import operator_process
+from support.api_proxy import ApiProxy
 from support.api_server import WHOLE, Api, running, until
-from support.fault_proxy import FaultProxy
 
 AWAY_SECONDS = 120
 
 
 @pytest.fixture(scope="module", autouse=True)
-def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def operator(proxy: ApiProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """This module's operator sees the API server through the proxy."""
     with operator_process(tmp_path_factory.mktemp("operator"), proxy.kubeconfig) as process:
         yield process
@@ -23,7 +23,7 @@ def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(autouse=True)
-def healthy(proxy: FaultProxy) -> Iterator[None]:
+def healthy(proxy: ApiProxy) -> Iterator[None]:
     yield
     proxy.down = proxy.repeat_events = False
     proxy.write_codes.clear()
@@ -45,9 +45,7 @@ def _has_engines(api: Api, count: int) -> bool:
     compared="the pods of an undisturbed job, by number",
     partial="409 to 503 only",
 )
-def test_failed_writes_are_repeated(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
-) -> None:
+def test_failed_writes_are_repeated(api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any) -> None:
     proxy.write_codes.extend([409, 422, 429, 500, 503])
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
@@ -63,7 +61,7 @@ def test_failed_writes_are_repeated(
     compared="the pods of an undisturbed job, by number",
     partial="cut watches only",
 )
-def test_cut_watches_lose_nothing(api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_cut_watches_lose_nothing(api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
     for replicas in (3, 1, 2):
@@ -84,7 +82,7 @@ def test_cut_watches_lose_nothing(api: Api, proxy: FaultProxy, tiny: dict[str, A
     compared="pods and cluster stay the same, by UID; none is doubled",
 )
 def test_stale_and_repeated_events_change_nothing(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     proxy.repeat_events = True
     proxy.cut_watches()
@@ -106,7 +104,7 @@ def test_stale_and_repeated_events_change_nothing(
 )
 @pytest.mark.slow  # two minutes; test_leader.py cuts an operator off for a shorter time
 def test_two_minutes_without_the_api_server(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0

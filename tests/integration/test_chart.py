@@ -16,8 +16,8 @@ from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
 from grpo_operator import __version__
 from grpo_operator.handlers.health import PORT as HEALTH_PORT
+from support.api_proxy import ApiProxy
 from support.api_server import POOL, Api, until
-from support.fault_proxy import FaultProxy
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -287,7 +287,7 @@ def test_a_real_api_server_accepts_the_chart(api: Api) -> None:
         )
 
 
-def test_the_operator_requests_only_the_listed_namespaces(api: Api, proxy: FaultProxy, tmp_path: Any) -> None:
+def test_the_operator_requests_only_the_listed_namespaces(api: Api, proxy: ApiProxy, tmp_path: Any) -> None:
     """A proxy in front of a real API server records the requests; only pods of jobs are listed."""
     directory = tmp_path / "operator"
     directory.mkdir()

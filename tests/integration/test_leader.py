@@ -21,8 +21,8 @@ import pytest
 from grpo_devcluster.controlplane import AUDITED_WHOLE, audit_log
 from grpo_devcluster.operator_process import operator_process
 from grpo_devcluster.results import record_from_test
+from support.api_proxy import ApiProxy
 from support.api_server import Api, until
-from support.fault_proxy import FaultProxy
 from support.operator_account import account, token, token_id, user, write_kubeconfig
 from support.replica_writes import Write, duplicates, taken_over, writes_of
 
@@ -46,9 +46,9 @@ def tokens(api: Api, operator: None) -> list[str]:
 
 
 @pytest.fixture
-def proxy(tokens: list[str], tmp_path: Path) -> Iterator[FaultProxy]:
+def proxy(tokens: list[str], tmp_path: Path) -> Iterator[ApiProxy]:
     """Yield the proxy between the first replica and the API server."""
-    made = FaultProxy(write_kubeconfig(tmp_path / "first.kubeconfig", tokens[0]), tmp_path)
+    made = ApiProxy(write_kubeconfig(tmp_path / "first.kubeconfig", tokens[0]), tmp_path)
     yield made
     made.stop()
 
@@ -71,7 +71,7 @@ class Replicas:
 
 
 @pytest.fixture
-def replicas(api: Api, proxy: FaultProxy, tokens: list[str], tmp_path: Path) -> Iterator[Replicas]:
+def replicas(api: Api, proxy: ApiProxy, tokens: list[str], tmp_path: Path) -> Iterator[Replicas]:
     """The first replica, which leads, and the second, which does not go through the proxy."""
     api.run("delete", "lease", LEASE, "-n", AUDITED_WHOLE)
     direct = write_kubeconfig(tmp_path / "second.kubeconfig", tokens[1])
@@ -114,7 +114,7 @@ def _suspended(api: Api, name: str) -> bool:
     return bool(api.get("grpojob", name).get("status", {}).get("phase") == "Suspended")
 
 
-def _settle(api: Api, proxy: FaultProxy, tiny: dict[str, Any], name: str) -> None:
+def _settle(api: Api, proxy: ApiProxy, tiny: dict[str, Any], name: str) -> None:
     """Create a job and wait until the first replica has nothing more to write for it."""
     _create(api, tiny, name)
     until("Suspended", lambda: _suspended(api, name), 60)
@@ -130,7 +130,7 @@ def _settle(api: Api, proxy: FaultProxy, tiny: dict[str, Any], name: str) -> Non
 
 
 def _lose_in_the_middle(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], name: str, lose: Callable[[], None]
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], name: str, lose: Callable[[], None]
 ) -> None:
     """Create a job, and lose the leader while the API server gets one of the writes for it."""
     lost: list[int] = []
@@ -156,7 +156,7 @@ def _lose_in_the_middle(
     compared="writes of both in the audit log: nothing twice, nothing for a job that the first had finished",
 )
 def test_the_other_replica_takes_over_from_a_killed_leader(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
 ) -> None:
     fake_nodes(2)
     _settle(api, proxy, tiny, "untouched")
@@ -179,7 +179,7 @@ def test_the_other_replica_takes_over_from_a_killed_leader(
 
 
 def test_a_leader_that_is_asked_to_end_hands_over_at_once(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
 ) -> None:
     fake_nodes(2)
     _lose_in_the_middle(api, proxy, tiny, "interrupted", replicas.processes[0].terminate)
@@ -200,7 +200,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(
 )
 @pytest.mark.slow
 def test_a_leader_that_is_cut_off_writes_nothing_more(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any, replicas: Replicas
 ) -> None:
     fake_nodes(2)
     try:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_devcluster.operator_process import operator_process
+from support.api_proxy import ApiProxy
 from support.api_server import Api, until
-from support.fault_proxy import FaultProxy
 
 KINDS = "configmaps,services,poddisruptionbudgets,networkpolicies,rolloutpools,rayclusters"
 
@@ -43,7 +43,7 @@ def _suspended(tiny: dict[str, Any], name: str) -> dict[str, Any]:
 )
 @pytest.mark.slow
 def test_an_operator_killed_at_any_write_is_resumed_by_the_next(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, tmp_path: Path
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any, tmp_path: Path
 ) -> None:
     fake_nodes(2)
     with operator_process(tmp_path, proxy.kubeconfig):
@@ -59,7 +59,7 @@ def test_an_operator_killed_at_any_write_is_resumed_by_the_next(
         api.ok("delete", "grpojob", name)
 
 
-def _create_and_kill(api: Api, proxy: FaultProxy, job: dict[str, Any], number: int, folder: Path) -> None:
+def _create_and_kill(api: Api, proxy: ApiProxy, job: dict[str, Any], number: int, folder: Path) -> None:
     """Create the job, and kill its operator right before its ``number``-th write."""
     killed_at: list[int] = []
     with operator_process(folder, proxy.kubeconfig) as process:
@@ -77,7 +77,7 @@ def _create_and_kill(api: Api, proxy: FaultProxy, job: dict[str, Any], number: i
     assert killed_at == [number]
 
 
-def _finish(api: Api, proxy: FaultProxy, name: str, children: list[tuple[str, str]], folder: Path) -> None:
+def _finish(api: Api, proxy: ApiProxy, name: str, children: list[tuple[str, str]], folder: Path) -> None:
     """Start another operator and wait until it has made the same children."""
     with operator_process(folder, proxy.kubeconfig):
         until("Suspended", lambda: _phase(api, name) == "Suspended", 60)

@@ -11,15 +11,15 @@ import pytest
 
 from grpo_devcluster.operator_process import operator_process
 from grpo_operator.handlers.health import PORT
+from support.api_proxy import ApiProxy
 from support.api_server import WHOLE, Api, lose_controller, running, until
-from support.fault_proxy import FaultProxy
 
 HANG_SECONDS, PROMPT_SECONDS = 25, 5
 SLOW_JOBS, NODES = 6, 8  # more jobs than a namespace has places
 
 
 @pytest.fixture(scope="module", autouse=True)
-def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def operator(proxy: ApiProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """This module's operator sees the API server through the proxy, at first without ConfigMaps."""
     proxy.forbidden.add("configmaps")
     with operator_process(tmp_path_factory.mktemp("operator"), proxy.kubeconfig) as process:
@@ -28,7 +28,7 @@ def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def slow(api: Api, proxy: FaultProxy) -> Iterator[str]:
+def slow(api: Api, proxy: ApiProxy) -> Iterator[str]:
     """Return a namespace in which every write takes HANG_SECONDS."""
     api.ok("create", "namespace", "slow")
     proxy.write_delays["/namespaces/slow/"] = HANG_SECONDS
@@ -48,7 +48,7 @@ def _probe(path: str) -> tuple[int, str]:
         return 0, "no answer"
 
 
-def test_an_operator_without_the_right_to_a_kind_is_alive_and_names_it(proxy: FaultProxy) -> None:
+def test_an_operator_without_the_right_to_a_kind_is_alive_and_names_it(proxy: ApiProxy) -> None:
     until("the kind is named", lambda: "the cache waits for configmaps" in _probe("readyz")[1])
     assert _probe("readyz")[0] == 503 and _probe("healthz") == (200, "ok\n")
     proxy.forbidden.clear()
@@ -56,7 +56,7 @@ def test_an_operator_without_the_right_to_a_kind_is_alive_and_names_it(proxy: Fa
 
 
 def test_a_suspend_is_prompt_while_every_write_of_another_namespace_hangs(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, slow: str
+    api: Api, proxy: ApiProxy, tiny: dict[str, Any], fake_nodes: Any, slow: str
 ) -> None:
     fake_nodes(NODES)
     assert api.apply(tiny).returncode == 0

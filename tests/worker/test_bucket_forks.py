@@ -13,11 +13,11 @@ from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.fork import Fork
 from grpo_worker.checkpointing.store import complete_steps
 from grpo_worker.common.store_path import StorePath
-from support.faulty_proxy import faulty
 from support.google_store import google_server
 from support.object_store import ObjectServer, s3_server
 from support.objects import job, spec_of
 from support.ranks.launcher import run as run_on_ranks
+from support.store_proxy import faulty
 
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 SOURCE = "source"

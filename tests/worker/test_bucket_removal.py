@@ -17,9 +17,9 @@ from upath import UPath
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing.store import complete_steps
 from grpo_worker.common.store_path import uploads_below
-from support.faulty_proxy import faulty
 from support.google_store import google_server
 from support.object_store import ObjectServer, s3_server
+from support.store_proxy import faulty
 
 NAME = "default-tiny-moe-12345678"
 NEIGHBOURS = ("default-tiny-moe-12345678x", "default-tiny-moe-12345679", "default-tiny-moe")

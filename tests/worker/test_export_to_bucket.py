@@ -13,10 +13,10 @@ from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.exports import EXPORTS, complete_exports
 from grpo_worker.common.store_path import uploads_below
-from support.faulty_proxy import faulty
 from support.google_store import google_server
 from support.object_store import ObjectServer, s3_server
 from support.ranks.launcher import run as run_on_ranks
+from support.store_proxy import faulty
 
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 STEP = "step-00000001"

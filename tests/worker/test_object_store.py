@@ -18,11 +18,11 @@ from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing.store import complete, complete_steps, newest_sound, remove_remains
 from grpo_worker.common.store_path import uploads_below
 from support.departing import finish, start
-from support.faulty_proxy import faulty
 from support.google_store import google_server
 from support.job_outcome import outcome, outcome_of
 from support.object_store import ObjectServer, s3_server
 from support.ranks.launcher import run as run_on_ranks
+from support.store_proxy import faulty
 
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 STEPS = 4

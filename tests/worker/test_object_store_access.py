@@ -17,9 +17,9 @@ from grpo_worker.checkpointing import attempts
 from grpo_worker.common.clock import SYSTEM_CLOCK
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.recovery.object_store import await_store
-from support.faulty_proxy import faulty
 from support.google_store import GoogleServer, google_server
 from support.object_store import ObjectServer, S3Server, s3_server
+from support.store_proxy import faulty
 
 _READ = """
 import sys

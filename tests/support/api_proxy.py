@@ -5,7 +5,6 @@ import base64
 import contextlib
 import ssl
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,12 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from support.threaded_proxy import ThreadedProxy
+
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "content-encoding", "host"}
 
 
-class FaultProxy:
+class ApiProxy(ThreadedProxy):
     """Plain HTTP on a port of its own; its faults are switched from the test's thread.
 
     A client of a kubeconfig with a token sends it along; others are the user of the certificate.
@@ -27,7 +28,6 @@ class FaultProxy:
     def __init__(self, kubeconfig: Path, directory: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
         self._server = config["clusters"][0]["cluster"]["server"]
-        self._tls = _client_context(config)
         self._watches: set[asyncio.Task[Any]] = set()
         self.down = False
         self.repeat_events = False
@@ -39,52 +39,23 @@ class FaultProxy:
         self.paths: list[str] = []  # of all requests, with their queries
         self.refused = self.failed = self.cut = self.repeated = self.delayed = 0  # faults that happened
         self.kubeconfig = directory / "proxy.kubeconfig"
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-        assert self._ready.wait(10)
+        super().__init__(_client_context(config))
         _point_at(config, self.port, self.kubeconfig)
 
     def cut_watches(self) -> None:
         """End every open watch in the middle of its stream."""
         self._loop.call_soon_threadsafe(self._cut)
 
-    def stop(self) -> None:
-        """End every request; one left open would be reported by another test's garbage collection."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
     async def _close(self) -> None:
         watches = list(self._watches)  # those of clients that were killed stay open otherwise
         self._cut()
         await asyncio.gather(*watches, return_exceptions=True)
-        await self._runner.cleanup()
-        await self._session.close()
+        await super()._close()
 
     def _cut(self) -> None:
         for task in list(self._watches):
             self.cut += 1
             task.cancel()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._start())
-        self._ready.set()
-        self._loop.run_forever()
-
-    async def _start(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-        )
-        app = web.Application(client_max_size=2**26)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = int(self._runner.addresses[0][1])
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path_qs)

@@ -1,22 +1,20 @@
 """Proxy before the server of an object store that fails on demand."""
 
-import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from support.object_store import ObjectServer
+from support.threaded_proxy import ThreadedProxy
 
 Choice = Callable[[web.Request, int], int | str | None]
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 
 
-class FaultyProxy:
+class StoreProxy(ThreadedProxy):
     """Proxy whose faults are chosen for each request: a status, "cut", "lost", or None.
 
     "cut": the connection ends in the middle of the request. "lost": the server does what is asked, and the
@@ -29,34 +27,7 @@ class FaultyProxy:
         self.choose = choose
         self.fired: Counter[str] = Counter()
         self._requests = 0
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-        assert self._ready.wait(10)
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _close(self) -> None:
-        await self._runner.cleanup()
-        await self._session.close()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._start())
-        self._ready.set()
-        self._loop.run_forever()
-
-    async def _start(self) -> None:
-        self._session = aiohttp.ClientSession(auto_decompress=False)
-        app = web.Application(client_max_size=2**30)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=1, auto_decompress=False)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = int(self._runner.addresses[0][1])
+        super().__init__(largest=2**30, auto_decompress=False)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         fault = self.choose(request, self._requests)
@@ -91,8 +62,8 @@ class FaultyProxy:
 
 
 @contextmanager
-def faulty(server: ObjectServer, choose: Choice) -> Iterator[FaultyProxy]:
-    proxy = FaultyProxy(server, choose)
+def faulty(server: ObjectServer, choose: Choice) -> Iterator[StoreProxy]:
+    proxy = StoreProxy(server, choose)
     try:
         yield proxy
     finally:
