@@ -15,7 +15,8 @@ from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE, devcluster_values, install_operator
 from grpo_devcluster.paths import KUBECONFIG, REPO
 from grpo_devcluster.rights import refused, used
-from support.jobs import ENDED, STEPS, Start, apply
+from support.jobs import CALM, ENDED, STEPS, Start, apply
+from support.runs import Outcome
 
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
 
@@ -69,6 +70,17 @@ def start(kubeconfig: Path) -> Start:
         return JobView(kubeconfig, name)
 
     return begin
+
+
+@pytest.fixture(scope="session")
+def calm(start: Start) -> Outcome:
+    """Records and ledger of a short run that nobody disturbs."""
+    job = start("calm", steps=CALM)
+    status = job.wait(ENDED, 1200)
+    assert status["phase"] == "Succeeded" and status["restarts"] == {"job": 0, "infrastructure": 0}, status
+    outcome = Outcome.of(job.store(), CALM)
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+    return outcome
 
 
 @pytest.fixture(scope="session")

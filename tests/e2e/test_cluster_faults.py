@@ -20,7 +20,7 @@ from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import load
 from grpo_operator.api.keys import Epochs, token
 from grpo_operator.api.names import AGENT_PORT, EPOCH, EPOCH_SECRET, KEY, key_secret
-from support.faults import kill_container, kill_rank, report, step_of, uids, until, wait_step
+from support.faults import kill_container, kill_rank, report, started, step_of, uids, until, wait_step
 from support.images import unavailable
 from support.jobs import Start
 from support.runs import assert_same_steps, ledger, recoveries
@@ -71,7 +71,7 @@ def test_ray_head_is_killed(job: JobView) -> None:
     kill_container(head, "ray-head")
     _new_steps(job, _counted(job, seen))
     (after,) = job.pods("head")
-    assert _started(after, "ray-head") != _started(head, "ray-head")
+    assert started(after, "ray-head") != started(head, "ray-head")
 
 
 @pytest.mark.fault(
@@ -251,12 +251,6 @@ def _resolves(job: JobView) -> bool:
     code = f"import socket\ntry: print(socket.gethostbyname('{name}'))\nexcept OSError: print('unknown')"
     pod = job.pods("trainer")[0]["metadata"]["name"]
     return "unknown" not in job.exec(pod, "agent", "python3", "-c", code)
-
-
-def _started(pod: dict[str, Any], container: str) -> str:
-    """Return UID and start of a container, which tell its runs apart."""
-    (state,) = [s for s in pod["status"]["containerStatuses"] if s["name"] == container]
-    return f"{pod['metadata']['uid']} {state['state'].get('running', {}).get('startedAt')}"
 
 
 def _other(job: JobView, before: dict[str, str]) -> str:

@@ -1,4 +1,7 @@
-"""A job trains where the Pod Security Standard ``restricted`` is enforced; its processes have no rights."""
+"""A job trains where the Pod Security Standard ``restricted`` is enforced; its processes have no rights.
+
+Its model writes programs, which the controller runs in the sandbox.
+"""
 
 import json
 import os
@@ -15,13 +18,22 @@ from grpo_devcluster.claims import claim, with_claims
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import install_operator
 from grpo_devcluster.paths import JOB_DATA, REPO
+from grpo_devcluster.report import load, summarise
+from grpo_devcluster.results import record_from_test
 from grpo_operator.render.pod_security import USER
+from support.attacks import ATTACKS
 from support.faults import until
 from support.jobs import ENDED, apply
+from support.pod_attacks import attack, offer
 
-pytestmark = pytest.mark.slow  # a whole job more, of four minutes
+pytestmark = pytest.mark.slow  # a whole job more, of six minutes
 NAMESPACE = "restricted"
-STORE = JOB_DATA / NAMESPACE
+STORE, PROMPTS = JOB_DATA / NAMESPACE, JOB_DATA / f"{NAMESPACE}-prompts"
+STEPS = 60
+# A model with random weights writes such a program of two tokens twice in a step of 128, by chance.
+TESTS = {"assert_case": ["assert isinstance(eval(open(__file__).read()), int)"]}
+# Attacks that fail in a pod without the sandbox: the runtime's own filter, and the container's memory limit.
+HELD_BACK = {"clone3", "memory", "memory of another"}
 OTHER = "default-another-job-12345678"  # folder of a job that is not this one
 
 
@@ -31,16 +43,21 @@ def job(kubeconfig: Path, chart_values: dict[str, Any]) -> Iterator[JobView]:
     shutil.rmtree(STORE, ignore_errors=True)
     (STORE / OTHER).mkdir(parents=True)
     os.chown(STORE, USER, USER)  # as a provisioner does for the fsGroup of a pod
+    PROMPTS.mkdir(exist_ok=True)
+    rows = [{"prompt": f"an integer like {n}:\n", "answer": json.dumps(TESTS)} for n in range(1, 33)]
+    (PROMPTS / "programs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overlay, objects = with_claims(chart_values["podOverlay"], NAMESPACE)
     kubectl("create", "namespace", NAMESPACE)
     kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
-    objects += claim("checkpoints", NAMESPACE, STORE)
+    objects += claim("checkpoints", NAMESPACE, STORE) + claim("prompts", NAMESPACE, PROMPTS)
     apply(kubeconfig, yaml.safe_dump_all(objects), "apply", "-f", "-")
     install_operator(kubeconfig, chart_values | {"podOverlay": overlay})
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
     manifest["metadata"]["namespace"] = NAMESPACE
-    manifest["spec"] |= {"totalSteps": 12}
+    manifest["spec"] |= {"totalSteps": STEPS, "reward": {"builtin": "code", "workers": 2}}
     manifest["spec"]["checkpoint"]["store"] = {"pvc": "checkpoints"}
+    volume = {"mountPath": "/prompts", "pvc": "prompts"}
+    manifest["spec"]["data"] |= {"train": "/prompts/programs.jsonl", "volume": volume, "responseLength": 2}
     apply(kubeconfig, yaml.safe_dump(manifest), "apply", "-f", "-")
     yield JobView(kubeconfig, "tiny-moe", NAMESPACE)
     kubectl("delete", "grpojob", "tiny-moe", "-n", NAMESPACE, "--cascade=foreground")
@@ -101,11 +118,29 @@ def test_processes_have_no_rights_and_see_one_jobs_folder(job: JobView) -> None:
         }, (pod, container)
 
 
-def test_the_job_trains_to_its_end(job: JobView) -> None:
-    status = job.wait(ENDED, 900)
+def test_no_attack_escapes_the_sandbox_in_the_controllers_container(job: JobView) -> None:
+    (pod,) = (pod["metadata"]["name"] for pod in job.pods("controller"))
+    assert offer(job, pod, "controller") == {"landlock": True, "namespaces": False}
+    outcomes = attack(job, pod, "controller")
+    assert list(outcomes) == list(ATTACKS)
+    possible = [name for name, (plain, _) in outcomes.items() if plain]
+    assert set(outcomes) - set(possible) <= HELD_BACK
+    escapes = [name for name, (_, confined) in outcomes.items() if confined]
+    figures = {"sandbox_attacks_in_pod": len(possible), "sandbox_escapes_in_pod": len(escapes)}
+    record_from_test("reliability", figures)
+    assert escapes == []
+
+
+def test_the_job_learns_to_write_programs(job: JobView) -> None:
+    status = job.wait(ENDED, 1200)
     assert status["phase"] == "Succeeded", status
     assert status.get("restarts", {}).get("job", 0) == 0
     (folder,) = [path for path in STORE.iterdir() if path.name != OTHER]
+    records = load(folder)
+    figures = summarise(records)
+    print(figures, flush=True)
+    assert figures["p_value"] < 0.01 and figures["reward_last_quarter"] > 2 * figures["reward_first_quarter"]
+    assert records[-1]["reward/failures"] == 0
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files and {path.stat().st_uid for path in files} == {USER}
     assert not list((STORE / OTHER).iterdir())

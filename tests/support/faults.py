@@ -97,6 +97,12 @@ def kill_container(pod: dict[str, Any], container: str) -> None:
     until(f"process {pid} is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
 
 
+def started(pod: dict[str, Any], container: str) -> str:
+    """Return UID and start of a container, which tell its runs apart."""
+    (state,) = [s for s in pod["status"]["containerStatuses"] if s["name"] == container]
+    return f"{pod['metadata']['uid']} {state['state'].get('running', {}).get('startedAt')}"
+
+
 def kill_rank(job: JobView, number: int = 1) -> None:
     """SIGKILL the process of a rank, as the controller names it; its pod lives on."""
     rank = report(job)["trainers"][number]

@@ -16,13 +16,13 @@ import psutil
 
 from grpo_operator.render.job_pods import _LEAVING, _RAY_NODE, _UNTIL_LEFT
 from grpo_operator.render.pod_template import _HEAD_ENV
+from support.redis import RedisServer
 
 HEAD = "127.0.0.10"
 _RAY = Path(sys.executable).parent / "ray"
 # A container: its first process, the shell, sees the processes that it has started and no others.
 _POD = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
 _STANDS = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-_SERVER = "/usr/bin/redis-check-rdb"  # of Debian's redis-tools; under the name redis-server it is the server
 _CHECKS = {name: value for name, value in _HEAD_ENV.items() if "health_check" in name}
 SLOW_START = {"RAY_raylet_start_wait_time_s": "60", "RAY_AUTH_MODE": "disabled"}
 # What KubeRay sets in the pods of workers if gcsFaultToleranceOptions is given.
@@ -39,11 +39,8 @@ class RayCluster:
         self._folder = folder
         self._temp = Path(f"/tmp/grpo-ray-{os.getpid()}")
         self._environment = environment | SLOW_START
-        # Below the ports that the kernel gives away, and above those that Ray gives to its workers.
-        redis = 20_000 + os.getpid() % 10_000
-        self._port = redis + 1
-        self._redis_address = f"127.0.0.1:{redis}"
-        self._redis = self._popen(["redis-server", "--port", str(redis), "--save", ""], {}, "redis", _SERVER)
+        self._redis = RedisServer(folder / "redis.log", "127.0.0.1")
+        self._port = self._redis.port + 1
         self._heads, self._wanted, self._ended = 0, threading.Event(), threading.Event()
         self._head: subprocess.Popen[bytes] | None = None
         threading.Thread(target=self._keep_head, daemon=True).start()
@@ -124,9 +121,10 @@ class RayCluster:
         """Kill everything."""
         self._ended.set()
         time.sleep(1)  # for the thread that keeps the head
-        for process in (*self._nodes.values(), self._head, self._redis):
+        for process in (*self._nodes.values(), self._head):
             if process is not None:
                 _kill(process)
+        self._redis.stop()
         shutil.rmtree(self._temp, ignore_errors=True)
 
     def _start_head(self) -> "subprocess.Popen[bytes]":
@@ -136,16 +134,14 @@ class RayCluster:
             "--num-cpus=0", "--include-dashboard=false", "--object-store-memory=100000000",
             "--disable-usage-stats", f"--temp-dir={self._temp}",
         ]  # fmt: skip
-        state = {"RAY_REDIS_ADDRESS": self._redis_address, "RAY_external_storage_namespace": "job"} | _CHECKS
+        state = {"RAY_REDIS_ADDRESS": self._redis.address, "RAY_external_storage_namespace": "job"} | _CHECKS
         return self._popen(command, state, f"head-{self._heads}")
 
-    def _popen(
-        self, command: list[Any], more: dict[str, str], log: str, program: str | None = None
-    ) -> "subprocess.Popen[bytes]":
+    def _popen(self, command: list[Any], more: dict[str, str], log: str) -> "subprocess.Popen[bytes]":
         with (self._folder / f"{log}.log").open("wb") as file:
             return subprocess.Popen(
-                [str(part) for part in command], executable=program, env=self._environment | more,
-                cwd=self._folder, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                [str(part) for part in command], env=self._environment | more, cwd=self._folder, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
     def _await_head(self, seconds: float) -> None:

@@ -3,8 +3,11 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from grpo_devcluster.report import load
 
 SAME = ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights")
 
@@ -23,6 +26,30 @@ def ledger(store: Path, steps: int) -> list[dict[str, Any]]:
     assert max(Counter(entry["uid"] for entry in entries).values()) == 1
     kept = [{k: v for k, v in entry.items() if k not in ("attempt", "engine")} for entry in entries]
     return sorted(kept, key=lambda entry: str(entry["uid"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the first steps of a run have made. ``records``: their metrics. ``samples``: see ``ledger``."""
+
+    records: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, store: Path, steps: int) -> Self:
+        """Read it from the job's folder."""
+        records = [record for record in load(store) if record["step"] <= steps]
+        return cls(records, ledger(store, max(record["step"] for record in records)))
+
+    def first(self, steps: int) -> Self:
+        """Return those of the first steps alone."""
+        parts = ([one for one in whole if one["step"] <= steps] for whole in (self.records, self.samples))
+        return type(self)(*parts)
+
+    def assert_same(self, calm: Self) -> None:
+        """Assert that all steps and samples are those of another run, bit for bit."""
+        assert_same_steps(self.records, calm.records)
+        assert self.samples == calm.samples, "other samples"
 
 
 def recoveries(store: Path) -> list[dict[str, Any]]:

@@ -34,6 +34,8 @@ from grpo_operator.render.volumes import fetch, job_files, model_files
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
 # With one hardware queue, kernels of two streams would wait for each other.
 _OVERLAP_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# Names in KubeRay: it makes the Secret, which has the name of the cluster.
+_TOKEN, _TOKEN_KEY = "RAY_AUTH_TOKEN", "auth_token"
 # Waiting in the shell saves the start of a Python interpreter.
 _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null; do sleep 0.5; done; '
 # A start that fails is repeated, not at the same time as those of other pods. After a raylet that ends later,
@@ -71,9 +73,9 @@ class JobPods:
 
     def head(self) -> dict[str, Any]:
         spec = self.spec
-        return self.parts.head(
-            self._image(), spec.controller, job_head_resources(spec), spec.head.pod_template
-        )
+        env = [_optional_token(self.parts.owner.name)] if spec.head.gcs_fault_tolerance else []
+        resources, overlay = job_head_resources(spec), spec.head.pod_template
+        return self.parts.head(self._image(), spec.controller, resources, overlay, env)
 
     def controller(self) -> dict[str, Any]:
         """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""
@@ -183,3 +185,13 @@ class JobPods:
 def trainer_ray_resources(ranks: int) -> str:
     """Return the value of Ray's ``--resources`` that marks nodes of the training pool."""
     return json.dumps(json.dumps({"trainer": ranks}))
+
+
+def _optional_token(cluster: str) -> dict[str, Any]:
+    """Return the variable of Ray's token, with which a container starts without the token's Secret, too.
+
+    KubeRay runs the head's container to remove a deleted cluster's keys from Redis. In a foreground deletion
+    the Secret is gone by then, and with KubeRay's own variable the container would never start.
+    """
+    reference = {"name": cluster, "key": _TOKEN_KEY, "optional": True}
+    return {"name": _TOKEN, "valueFrom": {"secretKeyRef": reference}}

@@ -1,5 +1,6 @@
 """Common parts of all pods of a job or pool (pure): fields of PodTemplateSpecs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +69,13 @@ class PodParts:
         return PodSecurity(self.scheduling.security_context, needs_root)
 
     def head(
-        self, image: str, of: ControllerSpec, resources: Resources, overlay: PodOverlay | None = None
-    ) -> dict[str, Any]:
-        """Return the pod of Ray's head, which runs no actors."""
+        self, image: str, of: ControllerSpec, resources: Resources, overlay: PodOverlay | None = None,
+        env: Sequence[dict[str, Any]] = (),
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return the pod of Ray's head, which runs no actors. ``env``: further variables."""
         command = stoppable(f"({START_RAY})")
         container = self.container("ray-head", image, resources, env=_HEAD_ENV, command=command)
+        container["env"] += env
         pod = self.security.hardened(self.pod(names.HEAD, [container], of, self.off_gpus()))
         return merge(pod, overlay.wire()) if overlay else pod
 

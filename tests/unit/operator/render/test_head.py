@@ -33,6 +33,17 @@ def test_a_head_keeps_its_state_where_the_field_says() -> None:
     }
 
 
+def test_the_container_that_removes_a_heads_keys_needs_no_secret_of_the_cluster() -> None:
+    def token(**head: Any) -> list[dict[str, Any]]:
+        (container,) = _spec(**head)["headGroupSpec"]["template"]["spec"]["containers"]
+        return [one for one in container["env"] if one["name"] == "RAY_AUTH_TOKEN"]
+
+    assert token() == [], "KubeRay adds it"
+    (variable,) = token(gcsFaultTolerance=REDIS)
+    reference = {"name": job()["metadata"]["name"], "key": "auth_token", "optional": True}
+    assert variable["valueFrom"] == {"secretKeyRef": reference}
+
+
 @pytest.mark.parametrize("address", ["redis", "redis:port", "http://redis:6379", "redis:6379/0", ""])
 def test_an_address_without_host_and_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="redisAddress"):
