@@ -15,21 +15,34 @@ log = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds between two looks, by which times of lines may be late
 
 
-def keep_engine_lines(source: Path, stored: logging.Handler, pause: float = _PAUSE) -> None:
-    """Start a thread that hands the lines in ``source`` to ``stored``, with the engine's role."""
-    reader = LinesReader(source)
+class EngineLog:
+    """Hands the lines in the file ``source`` to ``stored``, with the engine's role."""
 
-    def forward() -> None:
-        while True:
+    def __init__(self, source: Path, stored: logging.Handler) -> None:
+        self._source, self._stored = source, stored
+        self._reader = LinesReader(source)
+        self._lock = threading.Lock()
+
+    def start(self, pause: float = _PAUSE) -> None:
+        """Start a thread that looks for lines every ``pause`` seconds, until it cannot read them."""
+
+        def forward_all() -> None:
+            while self.forward():
+                time.sleep(pause)
+
+        threading.Thread(target=forward_all, name="engine-log", daemon=True).start()
+
+    def forward(self) -> bool:
+        """Hand over the lines that are new; return False if they cannot be read."""
+        with self._lock:
             try:
-                for line in reader.read():
-                    stored.handle(_record(line))
+                lines = self._reader.read()
             except OSError as error:
-                log.warning("the engine's lines in %s are kept no longer: %s", source, error)
-                return
-            time.sleep(pause)
-
-    threading.Thread(target=forward, name="engine-log", daemon=True).start()
+                log.warning("the engine's lines in %s are kept no longer: %s", self._source, error)
+                return False
+            for line in lines:
+                self._stored.handle(_record(line))
+            return True
 
 
 def _record(line: str) -> logging.LogRecord:
