@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile mkdocs.yml README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up gpu-node gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-cli bench-data-path bench-sync-planner bench-sync-cluster bench-sync bench-late-engine bench-sandbox bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site dashboards image-locks sbom version wheel krew images publish-images chart publish-chart env clean gpu-node-site
+.PHONY: help demo down up gpu-node gpu-node-pack test check lint format unit worker test-megatron-next integration e2e slow soak rehearse bench-operator bench-planner bench-trainer bench-controller bench-samples bench-convert bench-cli bench-data-path bench-sync-planner bench-sync-cluster bench-sync bench-late-engine bench-sandbox bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs site publish-site dashboards image-locks sbom version wheel krew images publish-images chart publish-chart env clean gpu-node-site
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -161,6 +161,9 @@ docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and He
 
 site:  ## build the documentation as a web site, build/site; a warning fails
 	$(DEV).site
+
+publish-site:  ## commit this version's site to the branch gh-pages, beside those of other versions; REMOTE=origin: fetch the branch first, and push it
+	$(DEV).site.publish $(REMOTE)
 
 dashboards: env  ## generate the chart's Grafana dashboards
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.dashboards helm/grpo-operator/files/dashboards

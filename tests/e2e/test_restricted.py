@@ -80,7 +80,7 @@ def _containers(job: JobView) -> list[tuple[str, str]]:
 
 # Prints what a process may do, as JSON.
 PROBE = """
-import json, os
+import glob, json, os
 lines = open("/proc/self/status").read().splitlines()
 status = dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
 def writes(path):
@@ -95,6 +95,7 @@ print(json.dumps({
     "no_new_privileges": status["NoNewPrivs"].strip(), "seccomp": status["Seccomp"].strip(),
     "writes": [p for p in ("/x", "/etc/x", "/usr/x", "/opt/x", "/tmp/x") if writes(p)],
     "store": sorted(os.listdir("/store")) if os.path.isdir("/store") else [],
+    "writes in it": [p for p in ("", "logs/") if any(writes(f"{f}/{p}x") for f in glob.glob("/store/*"))],
     "home": os.path.expanduser("~"),
 }))
 """
@@ -105,7 +106,8 @@ def test_processes_have_no_rights_and_see_one_jobs_folder(job: JobView) -> None:
     uid = job.get()["metadata"]["uid"][:8]
     for pod, container in _containers(job):
         seen = json.loads(job.exec(pod, container, "python3", "-c", PROBE))
-        without = container == "ray-head" or (container == "agent" and "trainer" in pod)
+        without = container == "ray-head"
+        writes = {"ray-head": [], "engine": [], "agent": ["logs/"]}.get(container, ["", "logs/"])
         assert seen == {
             "uid": USER,
             "gid": USER,
@@ -114,6 +116,7 @@ def test_processes_have_no_rights_and_see_one_jobs_folder(job: JobView) -> None:
             "seccomp": "2",
             "writes": ["/tmp/x"],
             "store": [] if without else [f"{NAMESPACE}-tiny-moe-{uid}"],
+            "writes in it": writes,
             "home": "/tmp",
         }, (pod, container)
 
@@ -143,6 +146,10 @@ def test_the_job_learns_to_write_programs(job: JobView) -> None:
     assert records[-1]["reward/failures"] == 0
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files and {path.stat().st_uid for path in files} == {USER}
+    kept = {path.name.partition(".")[0] for path in (folder / "logs").iterdir()}
+    assert kept >= {"controller", "engine", "trainer-agent", "trainer-0"}
+    servers = [path for path in (folder / "logs").glob("engine.*.log") if " INFO engine " in path.read_text()]
+    assert len(servers) >= 2, "lines of the engines' servers"
     assert not list((STORE / OTHER).iterdir())
 
 

@@ -88,6 +88,10 @@ int nvmlDeviceGetPowerUsage(Device gpu, unsigned *milliwatts) { return small(gpu
 int nvmlDeviceGetMemoryInfo(Device gpu, u64 *memory) { /* total, free, used */
     return number(gpu, "memory_total", memory) || number(gpu, "memory_used", memory + 2) ? NOT_SUPPORTED : SUCCESS;
 }
+int nvmlDeviceGetUtilizationRates(Device gpu, unsigned *percent) { /* of kernels, of the memory's bus */
+    percent[1] = 0;
+    return small(gpu, "utilization", percent);
+}
 int nvmlDeviceGetCurrPcieLinkWidth(Device gpu, unsigned *width) { return small(gpu, "pcie_width", width); }
 int nvmlDeviceGetMaxPcieLinkWidth(Device gpu, unsigned *width) { return small(gpu, "pcie_width_max", width); }
 int nvmlDeviceGetNvLinkState(Device gpu, unsigned link, int *active) {

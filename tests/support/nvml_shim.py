@@ -7,8 +7,12 @@ answers like NVML. Which counters a real GPU raises for which fault it cannot sh
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 _SOURCE = Path(__file__).with_suffix(".c")
+_IN_PODS = "/opt/nvml-shim"
+# A GPU that works, on fewer PCIe lanes than it has: degraded, which moves no pod.
+DEGRADED = ("gpus 1", "0 uuid GPU-narrow", "0 utilization 93", "0 pcie_width 8", "0 pcie_width_max 16")
 
 
 class NvmlShim:
@@ -30,4 +34,22 @@ class NvmlShim:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of a process that finds the shim as its NVML."""
-        return os.environ | {"LD_LIBRARY_PATH": str(self._folder), "NVML_SHIM": str(self._state)}
+        return os.environ | self._variables(self._folder)
+
+    def pod_spec(self, containers: str) -> dict[str, Any]:
+        """Return the ``podTemplate.spec`` with which a pod's agent finds the shim as its NVML.
+
+        ``containers``: the list of the PodSpec that has the agent.
+        """
+        self._folder.chmod(0o755)  # the agent is another user
+        volume = {"name": "nvml", "hostPath": {"path": str(self._folder), "type": "Directory"}}
+        variables = self._variables(Path(_IN_PODS))
+        agent = {
+            "name": "agent",
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "volumeMounts": [{"name": "nvml", "mountPath": _IN_PODS, "readOnly": True}],
+        }
+        return {"volumes": [volume], containers: [agent]}
+
+    def _variables(self, folder: Path) -> dict[str, str]:
+        return {"LD_LIBRARY_PATH": str(folder), "NVML_SHIM": str(folder / self._state.name)}

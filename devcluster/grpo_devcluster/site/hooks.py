@@ -1,5 +1,6 @@
-"""MkDocs' hooks of ``mkdocs.yml``: navigation, files outside ``docs``, diagrams."""
+"""MkDocs' hooks of ``mkdocs.yml``: navigation, files outside ``docs``, diagrams, the selector of versions."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from grpo_devcluster.site.links import DOCS, is_copied, outside, page_of, rewrit
 from grpo_devcluster.site.nav import navigation
 from grpo_devcluster.site.tools import mermaid
 
+_OF_MIKE = "MIKE_DOCS_VERSION"  # mike sets it: the site becomes one of several versions
 _MERMAID = "assets/mermaid.min.js"
 
 
 def on_config(config: Any) -> Any:
-    """Set the navigation."""
+    """Set the navigation, and the theme's selector if there are versions: it reads ``../versions.json``."""
     config.nav = navigation(Path(config.docs_dir))
+    if os.environ.get(_OF_MIKE):
+        config.extra["version"] = {"provider": "mike", "alias": True}
     return config
 
 

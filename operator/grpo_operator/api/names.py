@@ -41,6 +41,8 @@ CERTIFICATE, PRIVATE_KEY, TRUSTED, GENERATE = (
 ROTATE_ANNOTATION = "rl.grpo.dev/rotate"  # on the Secret with the epochs: begins a new one
 
 STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
+LOGS = "logs"  # folder of a job's folder in it, for the log files of its pods
+ENGINE_LOG_VARIABLE = "GRPO_ENGINE_LOG"  # of engines: file in their pod for the lines that their agents keep
 GOOGLE_KEY = "key.json"  # entry of the Secret for a store of gs://: the key of a service account
 GOOGLE_KEY_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS_JSON"  # has that key in the containers with the store
 STORE_FINALIZER = "rl.grpo.dev/store"  # of a job whose folder in the store is removed before it is gone

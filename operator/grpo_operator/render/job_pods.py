@@ -109,7 +109,7 @@ class JobPods:
             self.parts.share_key(ranks)  # ranks read the routed experts from the engines' agents
         node_name = {"fieldRef": {"fieldPath": "spec.nodeName"}}
         ranks["env"].append({"name": names.NODE_VARIABLE, "valueFrom": node_name})
-        agent = self.parts.agent(self._image(), trainer, "trainer", gpus > 0)
+        agent = self._trainer_agent(gpus > 0)
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
@@ -131,6 +131,14 @@ class JobPods:
             pod["spec"]["initContainers"] += [wait] if wait else []
         pod["spec"]["initContainers"].append(agent | {"restartPolicy": "Always"})
         return finished(pod, trainer, self.parts.security)
+
+    def _trainer_agent(self, gpus: bool) -> dict[str, Any]:
+        store = None if self.spec.checkpoint.store.uri else self._store()
+        arguments = f"trainer --logs {store.logs}" if store else "trainer"
+        agent = self.parts.agent(self._image(), self.spec.trainer, arguments, gpus)
+        if store:
+            store.share_logs(agent)
+        return agent
 
     def _rank_env(self) -> dict[str, str]:
         if not self.spec.trainer.moe.overlap_communication:

@@ -23,6 +23,7 @@ from grpo_operator.render.placement import (
 from grpo_operator.render.pod_template import PodParts, finished
 from grpo_operator.render.sglang_command import (
     ADMIN_KEY,
+    ENGINE_LOG,
     MODEL_DIRECTORY,
     ROUTED_EXPERTS,
     TLS_ENGINE_ENV,
@@ -100,6 +101,7 @@ class EnginePods:
             first.append(self.store.prepare(image))
             for container in containers:
                 container["volumeMounts"] += self.store.mounts(read_only=True)
+            self.store.share_logs(containers[1])
         if self.model:
             self.model.mount_into(pod, containers[0])
             wait = self.model.wait(self.parts, image)
@@ -123,6 +125,8 @@ class EnginePods:
         tls, several = self.parts.tls is not None, pool.engine.nodes_per_engine > 1
         command = engine_command(self.model_path, pool, self.colocated and gpus > 0, tls)
         env = (cpu_engine_env(pool.engine) if not gpus else {}) | (TLS_ENGINE_ENV if tls else {})
+        if self.store:
+            env = env | {names.ENGINE_LOG_VARIABLE: ENGINE_LOG}
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
         self.parts.share_tls(server)
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
@@ -161,6 +165,8 @@ class EnginePods:
             arguments += f" --turns {TURNS}"
         if not self.colocated:  # colocated engines have no weights while their trainers compute
             arguments += f" --peers {self.parts.owner.rollout_service}"
+        if self.store:
+            arguments += f" --logs {self.store.logs} --engine-log {ENGINE_LOG}"
         if self.store and self.fill:
             arguments += f" --store {self.store.folder}"
         if pool.engine.return_routed_experts:

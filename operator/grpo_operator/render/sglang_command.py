@@ -19,6 +19,7 @@ _CPU = [
 MODEL_DIRECTORY = "/tmp/model"  # holds the engine's config.json, which its agent reads too
 TURNS = f"{MODEL_DIRECTORY}/turns.json"  # GPU memory that the engine holds, for an agent that restarts
 WRITER = f"{MODEL_DIRECTORY}/writer.json"  # the job and the attempt that its agent has accepted
+ENGINE_LOG = f"{MODEL_DIRECTORY}/engine.log"  # lines of the server, which its agent keeps
 ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # protects the routes that pause the engine and write weights
 ROUTED_EXPERTS = "/routed-experts"  # memory that the engine and its agent share
 # With it, ``/health`` answers without a generated token. Of the routes of probes, it alone needs no key.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.names import GOOGLE_KEY, GOOGLE_KEY_VARIABLE, STORE_MOUNT
+from grpo_operator.api.names import GOOGLE_KEY, GOOGLE_KEY_VARIABLE, LOGS, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.render.pod_template import PodParts
 
@@ -59,15 +59,26 @@ class JobStore:
         own = mount(self.folder, read_only)
         return [{"name": "store", "mountPath": STORE_MOUNT, "readOnly": True}, own] if self._named else [own]
 
+    @property
+    def logs(self) -> str:
+        """Return the folder for log files, the only one of the job's in which agents may write."""
+        return f"{self.folder}/{LOGS}"
+
+    def share_logs(self, agent: dict[str, Any]) -> None:
+        """Let an agent write to ``logs``."""
+        agent["volumeMounts"].append(mount(self.logs, read_only=False))
+
     def prepare(self, image: str) -> dict[str, Any]:
         """Return the first init container of a pod with the store, which makes the folders to mount."""
-        folder, commands = shlex.quote(self.folder), [f"mkdir -p {shlex.quote(self.folder)}"]
+        commands = [f"mkdir -p {shlex.quote(self.logs)}"]
         if self._root_is_roots:
             user, group = self.parts.security.user, self.parts.security.group
-            # The folder itself comes last, so a pod that finds it changed finds all of it changed.
-            commands.append(
+            # A folder itself comes last, so a pod that finds it changed finds all of it changed. An older
+            # release made no folder for logs.
+            commands += [
                 f'{{ [ "$(stat -c %u {folder})" = {user} ] || chown -R {user}:{group} {folder}; }}'
-            )
+                for folder in map(shlex.quote, (self.folder, self.logs))
+            ]
         if _fetches(self.spec):
             shared = f"{STORE_MOUNT}/{FETCHED}"
             # As /tmp: jobs of other users fetch into it too.

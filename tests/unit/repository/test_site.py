@@ -11,6 +11,7 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.site.foreign import foreign_requests
 from grpo_devcluster.site.links import outside, page_of, rewritten, site_path
 from grpo_devcluster.site.nav import navigation
+from grpo_devcluster.site.publish import is_newest
 
 DOCS = REPO / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), *(REPO / path for path in outside(REPO) if path.endswith(".md"))]
@@ -51,6 +52,21 @@ def test_the_configuration_loads_nothing_from_other_hosts() -> None:
     # With repo_url the theme asks GitHub for stars and releases; plugins and scripts may load what they like.
     assert configuration["plugins"] == ["search"]
     assert not configuration.keys() & {"repo_url", "extra_css", "extra_javascript", "extra"}
+
+
+@pytest.mark.parametrize(
+    ("version", "published", "newest"),
+    [
+        ("0.1.0", (), True),
+        ("0.10.0", ("0.9.1", "0.2.0"), True),
+        ("0.9.2", ("0.10.0", "0.9.1"), False),
+        ("0.10.0", ("0.10.0",), True),
+    ],
+)
+def test_only_the_newest_version_becomes_the_latest(
+    version: str, published: tuple[str, ...], newest: bool
+) -> None:
+    assert is_newest(version, published) is newest
 
 
 def test_warnings_fail_the_build() -> None:

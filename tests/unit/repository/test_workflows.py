@@ -16,11 +16,16 @@ CALL = re.compile(r"\bmake((?: +(?:[A-Z]+=\S+|-s|[\w-]+))+)")
 READ = {"contents": "read"}
 RIGHTS = {
     "ci": {"check": READ, "site": READ},
-    "release": {"check": READ, "publish": READ | {"packages": "write"}, "release": {"contents": "write"}},
+    "release": {
+        "check": READ,
+        "publish": READ | {"packages": "write"},
+        "release": {"contents": "write"},
+        "site": {"contents": "write"},
+    },
 }
 CALLED = {
     "ci": {"check", "site"},
-    "release": {"test", "version", "publish-images", "publish-chart", "sbom", "krew"},
+    "release": {"test", "version", "publish-images", "publish-chart", "sbom", "krew", "publish-site"},
 }
 each_workflow = pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: str(file.stem))
 

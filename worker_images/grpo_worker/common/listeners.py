@@ -20,7 +20,8 @@ class Server:
 
     def __init__(self, app: Starlette, port: int, host: str | None = None, grace: int | None = None) -> None:
         self._sockets = listeners(port, host)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace)
+        # uvicorn's own configuration of logging would close the handlers of the process, such as StoredLog.
+        config = uvicorn.Config(app, log_config=None, log_level="warning", timeout_graceful_shutdown=grace)
         config.load()
         config.ssl = tls.server_context()
         self._server = uvicorn.Server(config)

@@ -12,18 +12,27 @@ class LogLabels:
     """Labels of the lines that this process writes from now on; None: unknown, or it has none.
 
     ``step``: that the process works on. A thread that still works on an earlier one gives its lines that
-    step: ``log.info(..., extra={"step": step})``.
+    step: ``log.info(..., extra={"step": step})``. ``engine``: its pod. ``version``: of the weights
+    that the engine got last.
     """
 
     role: str = ""
     rank: int | None = None
     attempt: int | None = None
     step: int | None = None
+    engine: str | None = None
+    version: int | None = None
 
-    def text(self, step: int | None = None) -> str:
-        """Return the labels as they stand before the message. ``step``: replaces that of the process."""
-        numbers = {"rank": self.rank, "attempt": self.attempt, "step": self.step if step is None else step}
-        return " ".join([self.role, *(f"{name}={n}" for name, n in numbers.items() if n is not None)])
+    def text(self, step: int | None = None, role: str | None = None) -> str:
+        """Return the labels as they stand before the message. The arguments replace those of the process."""
+        values = {
+            "engine": self.engine,
+            "rank": self.rank,
+            "attempt": self.attempt,
+            "step": self.step if step is None else step,
+            "version": self.version,
+        }
+        return " ".join([role or self.role, *(f"{name}={v}" for name, v in values.items() if v is not None)])
 
 
 LABELS = LogLabels()
@@ -37,7 +46,7 @@ class LabelledLines(logging.Formatter):
         self._labels = labels
 
     def format(self, record: logging.LogRecord) -> str:
-        record.labels = self._labels.text(getattr(record, "step", None))
+        record.labels = self._labels.text(getattr(record, "step", None), getattr(record, "role", None))
         return super().format(record)
 
 

@@ -3,11 +3,12 @@
 import argparse
 import logging
 import os
+import signal
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from starlette.applications import Starlette
 
@@ -15,9 +16,11 @@ from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.urls import pod_url
 from grpo_worker.common import tls
 from grpo_worker.common.listeners import Server
+from grpo_worker.common.log_files import keep_agent_lines
 from grpo_worker.common.log_lines import log_as
 from grpo_worker.common.own_address import loopback
 from grpo_worker.gpu_health.service import GpuWatch
+from grpo_worker.weightsync.agent.engine_log import EngineLog
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.agent import Agent
@@ -60,6 +63,10 @@ def main() -> None:
     )
     parser.add_argument("--peers", help="headless service of the agents of the pool's engines")
     parser.add_argument("--store", type=Path, help="folder of the job in its checkpoint store")
+    parser.add_argument(
+        "--logs", type=Path, help="folder of the job's log files; default: lines are not kept"
+    )
+    parser.add_argument("--engine-log", type=Path, help="file with lines of the engine that are kept, too")
     parser.add_argument("--first-host", help="URL of the agent of the engine's first host")
     parser.add_argument("--address", default="127.0.0.1", help="at which the engine's hosts reach this pod")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
@@ -69,12 +76,33 @@ def main() -> None:
     parser.add_argument("--gpu-seconds", type=float, default=10, help="between two readings of the GPUs")
     args = parser.parse_args()
     log_as("trainer-agent" if args.role == "trainer" else "engine-agent")
+    engine_log = _keep_lines(args)
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
     gpus = GpuWatch(args.gpu_seconds)
     gpus.start()
     app.router.routes.append(gpus.route())
+    signal.signal(signal.SIGTERM, lambda *_: _end(engine_log))  # uvicorn stops at it, and raises it again
     Server(app, args.port, args.host, _SHUTDOWN_SECONDS).run()
-    os._exit(0)  # threads may still wait for others, and the pod would wait for them
+    _end(engine_log)
+
+
+def _end(engine_log: EngineLog | None) -> NoReturn:
+    """End the process. Threads may still wait for others, and the pod would wait for them."""
+    if engine_log:
+        engine_log.forward()
+    logging.shutdown()  # writes the lines that wait for the store
+    os._exit(0)
+
+
+def _keep_lines(args: argparse.Namespace) -> EngineLog | None:
+    """Keep the agent's lines in the job's store, and those of its engine by what is returned."""
+    kind = "trainer-agent" if args.role == "trainer" else "engine"
+    stored = keep_agent_lines(args.logs, kind, args.name)
+    if stored is None or args.engine_log is None:
+        return None
+    engine_log = EngineLog(args.engine_log, stored)
+    engine_log.start()
+    return engine_log
 
 
 def _host_index(label: str) -> int:

@@ -107,15 +107,16 @@ def logs(
     tail: Annotated[int, typer.Option(help="last lines of each pod; -1: all")] = 200,
     previous: Annotated[bool, typer.Option(help="of the container before the last restart")] = False,
     stored: Annotated[
-        bool, typer.Option(help="lines of controllers or ranks in the store, also of pods that are gone")
+        bool, typer.Option(help="lines that a part keeps in the store, also of pods that are gone")
     ] = False,
     rank: Annotated[int | None, typer.Option(help="with --stored: only this rank's", min=0)] = None,
+    pod: Annotated[str | None, typer.Option(help="with --stored: only this engine's or agent's pod")] = None,
 ) -> None:
     """Show the logs of a part of a job, with the pod's name before each line."""
     cluster: Cluster = context.obj
     with errors():
         if stored:
-            command = stored_command(cluster, job, part, rank, tail)
+            command = stored_command(cluster, job, part, rank, pod, tail)
         else:
             require_pods(cluster, job, part)
             options = [f"--tail={tail}", *(["-f"] if follow else []), *(["--previous"] if previous else [])]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,7 +61,9 @@ def logs(tmp_path: Path) -> Path:
     folder = tmp_path / name / "logs"
     folder.mkdir(parents=True)
     for name in ("controller.20261128T100000Z.log", "trainer-3.attempt-1.log", "trainer-3.attempt-2.log",
-                 "trainer-30.attempt-2.log"):  # fmt: skip
+                 "trainer-30.attempt-2.log", "engine.20261128T100000Z.tiny-moe-a.log",
+                 "engine.20261128T100001Z.tiny-moe-b.log",
+                 "trainer-agent.20261128T100000Z.tiny-moe-t.log"):  # fmt: skip
         (folder / name).write_text(f"first of {name}\nlast of {name}\n")
     return folder
 
@@ -86,6 +89,18 @@ def test_lines_of_ranks_that_are_gone_come_from_the_store(grpo: Grpo, logs: Path
     assert done.stdout.count("==>") == 1 and "first of controller" in done.stdout
 
 
+def test_lines_of_engines_and_agents_that_are_gone_come_from_the_store(grpo: Grpo, logs: Path) -> None:
+    for part in ("engine", "engine-agent"):
+        done = grpo("-p", part, "--stored", pools="controller")
+        assert re.findall(r"==> (\S+) <==", done.stdout) == [
+            "engine.20261128T100000Z.tiny-moe-a.log", "engine.20261128T100001Z.tiny-moe-b.log"
+        ]  # fmt: skip
+    done = grpo("-p", "engine", "--stored", "--pod=tiny-moe-b", "--tail=1", pools="controller")
+    assert done.stdout.splitlines()[1:] == ["last of engine.20261128T100001Z.tiny-moe-b.log"]
+    done = grpo("-p", "trainer-agent", "--stored", pools="controller")
+    assert re.findall(r"==> (\S+) <==", done.stdout) == ["trainer-agent.20261128T100000Z.tiny-moe-t.log"]
+
+
 def test_without_a_controller_the_folder_is_named(grpo: Grpo) -> None:
     for words in ([], ["--stored"], ["-p", "trainer"]):
         done = grpo(*words, pools="")
@@ -96,8 +111,9 @@ def test_without_a_controller_the_folder_is_named(grpo: Grpo) -> None:
 @pytest.mark.parametrize(
     ("words", "store", "text"),
     [
-        (("-p", "engine"), {"pvc": "checkpoints"}, "--part=engine: only controller and trainer keep"),
+        (("-p", "head"), {"pvc": "checkpoints"}, "--part=head keeps no lines in the store: choose one of"),
         (("--rank=0",), {"pvc": "checkpoints"}, "--rank=0: only --part=trainer has ranks"),
+        (("--pod=a",), {"pvc": "checkpoints"}, "--pod=a: files of --part=controller do not have the names"),
         ((), {"uri": "s3://bucket/jobs"}, "checkpoint.store.uri is an object store"),
     ],
 )

@@ -136,8 +136,10 @@ def test_containers_see_only_the_jobs_folder_of_the_store() -> None:
         "controller": {FOLDER: True},
         "ray-worker": {FOLDER: True},
         "engine": {FOLDER: False},
-        "agent": {FOLDER: False},
+        "agent": {FOLDER: False, f"{FOLDER}/logs": True},
     }
+    (agent,) = (c for c in made["trainer"]["initContainers"] if c["name"] == "agent")
+    assert _store(agent) == {f"{FOLDER}/logs": True}
     for pool in ("controller", "trainer", "rollout"):
         first = made[pool]["initContainers"][0]
         assert first["name"] == "prepare-store" and _store(first) == {"/store": True}
@@ -149,7 +151,9 @@ def test_the_whole_store_can_be_read_if_the_spec_names_a_path_in_it(named: str) 
     made = pods(checkpoint=PVC, data=data, reward={"builtin": "math"})
     for pool, writes in (("controller", True), ("trainer", True), ("rollout", False)):
         for container in made[pool]["containers"]:
-            assert _store(container) == {"/store": False, FOLDER: writes}
+            found = _store(container)
+            assert found.pop(f"{FOLDER}/logs", container["name"] == "agent") == (container["name"] == "agent")
+            assert found == {"/store": False, FOLDER: writes}
 
 
 @pytest.mark.parametrize("other", ["s3://bucket/store/a.jsonl", "/data/store/a.jsonl", "/stores/a.jsonl"])
@@ -185,11 +189,15 @@ def test_root_gives_a_new_folder_and_one_of_an_older_release_to_the_jobs_user(tm
     for _ in range(2):  # every pod of the job does it
         _prepare(tmp_path, checkpoint=path)
         assert (folder.stat().st_uid, folder.stat().st_gid) == (USER, USER)
+        assert (folder / "logs").stat().st_uid == USER
     old = folder / "checkpoints" / "step-5"
     old.mkdir(parents=True)
     os.chown(folder, 0, 0)
     _prepare(tmp_path, checkpoint=path)
     assert {path.stat().st_uid for path in (folder, old.parent, old)} == {USER}
+    (folder / "logs").rmdir()  # as of a release before them
+    _prepare(tmp_path, checkpoint=path)
+    assert (folder / "logs").stat().st_uid == USER
     assert tmp_path.stat().st_uid == 0, "the rest of the store belongs to others"
 
 

@@ -243,13 +243,34 @@ def test_agents_find_their_peers_by_the_service_of_all_engines() -> None:
     assert f"--peers {service}" in agent["args"][0]
 
 
-def test_agents_of_a_jobs_own_engines_read_its_folder_and_nobody_in_their_pods_writes_there() -> None:
-    pod = group("rollout")["template"]["spec"]
-    assert "--store /store/default-tiny-moe-12345678" in pod["containers"][1]["args"][0]
-    for container in pod["containers"]:
-        (mount,) = (m for m in container["volumeMounts"] if m["name"] == "store")
-        own = {"mountPath": "/store/default-tiny-moe-12345678", "subPath": "default-tiny-moe-12345678"}
-        assert mount == {"name": "store", "readOnly": True} | own
+def test_agents_of_a_jobs_own_engines_read_its_folder_and_write_only_to_its_logs() -> None:
+    engine, agent = group("rollout")["template"]["spec"]["containers"]
+    assert "--store /store/default-tiny-moe-12345678" in agent["args"][0]
+    name = "default-tiny-moe-12345678"
+    read = {"name": "store", "mountPath": f"/store/{name}", "subPath": name, "readOnly": True}
+    written = {"name": "store", "mountPath": f"/store/{name}/logs", "subPath": f"{name}/logs"}
+    for container, mounts in ((engine, [read]), (agent, [read, written])):
+        assert [m for m in container["volumeMounts"] if m["name"] == "store"] == mounts
+
+
+def test_agents_keep_the_lines_of_their_engines() -> None:
+    engine, agent = group("rollout")["template"]["spec"]["containers"]
+    (file,) = (env["value"] for env in engine["env"] if env["name"] == "GRPO_ENGINE_LOG")
+    assert f"--logs /store/default-tiny-moe-12345678/logs --engine-log {file}" in agent["args"][0]
+    shared = [
+        {m["name"] for m in c["volumeMounts"] if file.startswith(m["mountPath"] + "/")}
+        for c in (engine, agent)
+    ]
+    assert [names - {"tmp-engine", "tmp-agent"} for names in shared] == [{"model"}, {"model"}]
+    trainer = group("trainer")["template"]["spec"]["initContainers"][-1]
+    assert "trainer --logs /store/default-tiny-moe-12345678/logs" in trainer["args"][0]
+
+
+def test_agents_of_a_job_in_an_object_store_keep_no_lines() -> None:
+    store = {"uri": "s3://runs/grpo"}
+    for name in ("rollout", "trainer"):
+        assert "--logs" not in str(group(name, checkpoint={"store": store}))
+        assert "GRPO_ENGINE_LOG" not in str(group(name, checkpoint={"store": store}))
 
 
 @pytest.mark.parametrize(

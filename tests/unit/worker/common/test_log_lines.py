@@ -26,6 +26,10 @@ def _line(labels: LogLabels, message: str = "message", **more: Any) -> str:
         (LogLabels("trainer", 0, 1), "trainer rank=0 attempt=1"),
         (LogLabels("controller", attempt=2, step=17), "controller attempt=2 step=17"),
         (LogLabels("fetch"), "fetch"),
+        (
+            LogLabels("engine-agent", attempt=2, engine="a-b", version=0),
+            "engine-agent engine=a-b attempt=2 version=0",
+        ),
     ],
 )
 def test_a_line_has_the_labels_that_are_known(labels: LogLabels, text: str) -> None:
@@ -38,6 +42,7 @@ def test_labels_follow_the_process_and_a_record_may_have_its_own_step() -> None:
     labels.attempt, labels.step = 1, 8
     assert "controller attempt=1 step=8: message" in _line(labels)
     assert "controller attempt=1 step=7: step 7: reward" in _line(labels, "step 7: reward", step=7)
+    assert "engine attempt=1 step=8: 100% done" in _line(labels, "100% done", role="engine")
 
 
 _PROGRAM = """

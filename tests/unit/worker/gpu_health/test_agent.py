@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.nvml_shim import NvmlShim
+from support.nvml_shim import DEGRADED, NvmlShim
 
 HEALTHY = ("gpus 2", "0 uuid GPU-a", "1 uuid GPU-b", "0 temperature 40", "0 link0 1", "0 link0_errors0 7")
 
@@ -113,6 +113,22 @@ def test_xids_arrive_as_nvmls_events(agent: Agent, shim: NvmlShim) -> None:
     assert 'grpo_gpu_health{gpu="GPU-b",index="1"} 2.0' in metrics
     for code in (31, 79):
         assert f'grpo_gpu_xid_errors_total{{gpu="GPU-b",index="1",xid="{code}"}} 1.0' in metrics
+
+
+def test_a_degraded_gpu_has_the_series_that_the_dashboards_ask_for(tmp_path: Path) -> None:
+    """The job of the test with Prometheus has this GPU."""
+    shim = NvmlShim(tmp_path)
+    shim.set(*DEGRADED)
+    agent = Agent(tmp_path, shim.environment)
+    try:
+        (finding,) = agent.report()["findings"]
+        assert (finding["severity"], finding["reason"]) == ("Degraded", "PcieNarrow")
+        metrics = agent.get("/metrics") or ""
+        assert 'grpo_gpu_health{gpu="GPU-narrow",index="0"} 1.0' in metrics
+        assert 'grpo_gpu_utilization_ratio{gpu="GPU-narrow",index="0"} 0.93' in metrics
+    finally:
+        agent.process.kill()
+        agent.process.wait()
 
 
 def test_without_nvml_an_agent_says_so_once_and_works(tmp_path: Path) -> None:

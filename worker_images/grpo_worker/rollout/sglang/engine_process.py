@@ -3,7 +3,8 @@
 SGLang's server kills itself with SIGKILL when one of its schedulers dies. The kernel ignores that signal if
 the first process of a container sends it to itself: the server would keep running without responding. It is
 therefore a child of this process, which also reaps orphaned processes and reports the last error to kubelet.
-With ``--rounds`` it is one host's server of a multi-host engine; see host_server.py.
+With ``--rounds`` it is one host's server of a multi-host engine; see host_server.py. It also writes the
+server's lines to the file that $GRPO_ENGINE_LOG names, for the agent.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from grpo_operator.api.errors import last_error_line
+from grpo_operator.api.names import ENGINE_LOG_VARIABLE
+from grpo_worker.common.shared_lines import LinesWriter
 from grpo_worker.rollout.sglang.engine_tls import own_arguments
 from grpo_worker.rollout.sglang.host_server import HostServer
 
@@ -59,12 +62,17 @@ def _on_signals(act: Callable[[int], None]) -> None:
 
 
 class ErrorLog:
-    """Copies a process's standard error to this process's, and keeps its last lines."""
+    """Copies a process's standard error to this process's, and keeps its last lines.
+
+    All lines go to the file of ENGINE_LOG_VARIABLE, too, if it names one.
+    """
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stderr is not None
         self._source = process.stderr
         self._tail: deque[str] = deque(maxlen=_KEPT)
+        file = os.environ.get(ENGINE_LOG_VARIABLE)
+        self._shared = LinesWriter(Path(file)) if file else None
         self._reader = threading.Thread(target=self._copy, daemon=True)
         self._reader.start()
 
@@ -78,6 +86,8 @@ class ErrorLog:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             self._tail.append(line.decode(errors="replace"))
+            if self._shared:
+                self._shared.write(line)
 
 
 def _pass_on(pid: int, received: int) -> None:

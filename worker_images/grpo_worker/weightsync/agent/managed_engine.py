@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.common.log_lines import LABELS
 from grpo_worker.weightsync.agent import engine_link, metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_link import JoinedLink
@@ -106,6 +107,7 @@ class ManagedEngine:
         self.state = self.state.committed(version)
         self.refills = Refills()
         metrics.set_version(version)
+        LABELS.version = version
 
     def set_source(self, source: Origin) -> None:
         """Set the origin of the weights that the engine holds, or loads next."""
