@@ -14,7 +14,7 @@ from grpo_worker.controller.weight_sync.synchronizer import PushResult
 from grpo_worker.metrics.generation import Generating, GenerationMetrics
 from grpo_worker.metrics.reward_parts import PartMeans
 from grpo_worker.metrics.run_config import run_config
-from grpo_worker.metrics.sinks.base import RunArtifacts
+from grpo_worker.metrics.sinks.base import RunArtifacts, SampleTable
 from grpo_worker.metrics.sinks.configured import sinks_of
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.metrics.writer import MetricsWriter
@@ -68,6 +68,7 @@ class StepRecords:
         sinks = sinks_of(spec.observability, folder.disk.name, folder, config)
         self._writer = MetricsWriter(folder, sinks, spec.observability.thresholds, check)
         self._preliminary: int | None = None  # step whose record is to be replaced
+        self._table: SampleTable | None = None  # the last one of a step
         self._generation = GenerationMetrics(client)
         self._parts = PartMeans()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
@@ -107,8 +108,8 @@ class StepRecords:
     ) -> None:
         """Show some samples of a step, if its turn has come. Arguments: see StepSamples."""
         most = self._trackers.sample_rows
-        if most and step % self._trackers.every_steps == 0:
-            chosen = chosen_of_step(rollouts, scores, batch, most)
+        if most and rollouts.samples and step % self._trackers.every_steps == 0:
+            chosen = chosen_of_step(rollouts, scores, batch, most)  # the rest is not held
             self._thread.submit(self._show_table, "samples", step, chosen)
 
     def validated(self, step: int, metrics: dict[str, float], samples: Sequence[Tracked] = ()) -> None:
@@ -132,7 +133,9 @@ class StepRecords:
 
     def _show_table(self, name: str, step: int, samples: Sequence[Tracked]) -> None:
         try:
-            self._writer.show_table(sample_table(name, step, samples, self._decode))
+            table = sample_table(name, step, samples, self._decode)
+            self._writer.show_table(table)
+            self._table = table if name == "samples" else self._table
         except Exception as error:  # noqa: BLE001 - samples are there to look at
             log.warning("the table %s of step %d is not shown: %s", name, step, one_line(error))
 
@@ -140,9 +143,12 @@ class StepRecords:
         self, step: int, metrics: dict[str, float], pushed: "Future[PushResult] | None", wall_time: float
     ) -> None:
         result = pushed.result() if pushed is not None else PushResult([], {})
-        if step == self._preliminary:
+        replaced = step == self._preliminary
+        if replaced:
             self._writer.truncate(step - 1)
         self._preliminary = step if pushed is None else None
         self._writer.write(step, metrics | result.metrics, weights=result.digests, wall_time=wall_time)
+        if replaced and self._table is not None and self._table.step == step:
+            self._writer.show_table(self._table)  # some sinks have hidden it with the preliminary record
         if pushed is not None:
             log.info("%s", step_line(step, metrics), extra={"step": step})
