@@ -43,6 +43,11 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("reward", {}, ["set function, builtin, url or model"]),
         ("staleness", {"partialRollouts": True}, ["partialRollouts needs maxVersionLag 1"]),
         ("observability", {"thresholds": [{"metric": "x"}]}, ["set minimum or maximum"]),
+        (
+            "observability",
+            {"trackio": {"space": "me/a", "serverUrl": "http://t"}},
+            ["set space or serverUrl"],
+        ),
         ("observability", {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}, ["use torch where"]),
         (
             "scheduling",

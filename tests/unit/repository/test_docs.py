@@ -36,7 +36,7 @@ ROOTS = [
 # Folders of a job's store and of the machine.
 STORED = (
     "attempts/", "export/", "logs/", "pending/", "profile/", "samples/", "tensorboard/",
-    "validation_samples/", "volumes/", "wandb/", "/",
+    "trackers/", "trackio/", "validation_samples/", "volumes/", "wandb/", "/",
 )  # fmt: skip
 
 

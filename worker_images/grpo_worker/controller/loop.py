@@ -1,6 +1,7 @@
 """The GRPO loop: generate, score, train, push the weights, save checkpoints."""
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.checkpointing.fork import DATA, data_of
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.log_lines import LABELS
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
@@ -24,6 +26,7 @@ from grpo_worker.controller.recovery.departure import LeavingError
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
+from grpo_worker.controller.run_artifacts import run_artifacts
 from grpo_worker.controller.status.gpu_time import GpuTime
 from grpo_worker.controller.status.page_file import write_page
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -99,8 +102,8 @@ class GrpoLoop:
         self._weights = weights
         self._failures = failures
         self._ledger = SampleLedger(folder, self._record.check_claims)
-        self._records = StepRecords(folder, spec, client, self._record.check_claims)
         decode, wanted = inputs.model.tokenizer.decode_all, spec.observability.samples
+        self._records = StepRecords(folder, spec, client, self._record.check_claims, decode, engines)
         self._samples = SampleWriter(folder, wanted, decode, self._record.check_claims, clock)
         self._page = Run(folder.disk.name, folder, spec.total_steps, decode)
         self._checkpoints = RunCheckpoints(
@@ -150,6 +153,7 @@ class GrpoLoop:
             wait(self._background, _LAST_RECORDS)
             self._records.settle()
             self._write_page()
+            self._records.end(partial(run_artifacts, self._page.folder), failed=True)
             self._board.update(
                 phase=Phase.FAILED, message=self._record.failed, regressed=self._record.regressed,
                 validation=self._validator.results,
@@ -256,8 +260,7 @@ class GrpoLoop:
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
         scores = self._training.add_model_scores(shared, rollouts.scores, timer)
         metrics = self._traces.step(step, self._training.train, shared, scores, timer, on_policy)
-        self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
-        self._samples.add(step, self._record.attempt, rollouts, scores, shared.batch)
+        self._keep_samples(step, rollouts, scores, shared.batch)
         self._gpus.trains(Use.WAIT)
         self._wait_for_samples_ahead(step, rollouts, metrics, timer)
         self._step = step
@@ -289,6 +292,15 @@ class GrpoLoop:
             message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
             stragglers=self._training.watch.stragglers, straggler_count=self._training.watch.count,
         )  # fmt: skip
+
+    def _keep_samples(
+        self, step: int, rollouts: RolloutBatch, scores: Sequence[float], batch: RaggedBatch
+    ) -> None:
+        """Record on what a step has trained. ``scores``, ``batch``: see StepSamples."""
+        attempt = self._record.attempt
+        self._ledger.append(step, attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
+        self._samples.add(step, attempt, rollouts, scores, batch)
+        self._records.show_samples(step, rollouts, scores, batch)
 
     def _count_stragglers(self) -> None:
         """Count against their nodes the ranks that have become stragglers in this step."""
@@ -439,8 +451,8 @@ class GrpoLoop:
             self._checkpoints.export(self._step)
         self._trainers.stop()
         self._gpus.save().result()
-        self._records.end()
         self._write_page()  # the pods may be deleted after the report
+        self._records.end(partial(run_artifacts, self._page.folder))
         self._failures.finished()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 

@@ -1,5 +1,6 @@
 """Writer of each step's metrics to JSON lines (the record), Prometheus and the job's sinks (views)."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,9 +9,10 @@ from prometheus_client import Gauge
 from grpo_operator.api.v1alpha1.observability import ThresholdSpec
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
-from grpo_worker.metrics.sink_thread import SinkThread
-from grpo_worker.metrics.sinks import Sink
+from grpo_worker.metrics.sink_thread import SinkThread, What
+from grpo_worker.metrics.sinks.base import Opening, RunArtifacts, SampleTable, Sink
 
+_END_SECONDS = 60.0  # for all sinks together
 _GAUGE = Gauge("grpo_metric", "Value of a training metric at the last step", ["name"])
 _MINIMUM = Gauge("grpo_metric_minimum", "Lowest value that the job calls normal", ["name"])
 _MAXIMUM = Gauge("grpo_metric_maximum", "Highest value that the job calls normal", ["name"])
@@ -23,7 +25,7 @@ class MetricsWriter:
     def __init__(
         self,
         folder: JobFolder,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Opening],
         thresholds: Sequence[ThresholdSpec],
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -64,12 +66,21 @@ class MetricsWriter:
         """Wait until all records that could be written can be read."""
         self._log.settle()
 
-    def end(self) -> None:
-        """Finish all sinks: the job is complete. A slow sink is waited for, but not for long."""
-        self._each(lambda sink: sink.end())
-        for sink in self._sinks:
-            sink.end()
+    def show_table(self, table: SampleTable) -> None:
+        """Show samples."""
+        self._each(lambda sink: sink.table(table), "tables")
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
+    def end(self, artifacts: RunArtifacts | None = None, failed: bool = False) -> None:
+        """Finish all sinks: the job has ended. Slow sinks are waited for, but for a minute at most."""
+        if artifacts is not None:
+            self._each(lambda sink: sink.artifacts(artifacts), "artifacts")
+        self._each(lambda sink: sink.end(failed))
         for sink in self._sinks:
-            sink.call(call)
+            sink.finish()
+        deadline = time.monotonic() + _END_SECONDS
+        for sink in self._sinks:
+            sink.join(deadline)
+
+    def _each(self, call: Callable[[Sink], None], what: What = "metrics") -> None:
+        for sink in self._sinks:
+            sink.call(call, what)

@@ -54,6 +54,8 @@ def spread_out(values: Sequence[int], most: int) -> list[int]:
     if len(values) <= most:
         return list(values)
     last = len(values) - 1
+    if most < 2:
+        return list(values[:most])
     return [values[round(at * last / (most - 1))] for at in range(most)]
 
 

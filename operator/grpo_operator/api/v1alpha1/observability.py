@@ -85,6 +85,59 @@ class MlflowSpec(Model):
     )
 
 
+_TRACKIO_RULES: tuple[Rule["TrackioSpec"], ...] = (
+    Rule(
+        "!has(self.space) || !has(self.serverUrl)",
+        "set space or serverUrl, or neither",
+        lambda trackio: trackio.space is None or trackio.server_url is None,
+    ),
+)
+
+
+class TrackioSpec(Model):
+    """A trackio run, in the store's ``trackio`` folder unless space or serverUrl is set.
+
+    The images have no trackio: add it to the image of the job.
+    """
+
+    rules = _TRACKIO_RULES
+    project: ShortString = Field("grpo", description="trackio project")
+    space: ShortString | None = Field(
+        None,
+        description="Hugging Face Space (USER/NAME) that gets the run; one that does not exist is created, "
+        "private. The controller reads the token from the environment variable HF_TOKEN: set it in "
+        "controller.podTemplate",
+    )
+    server_url: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^https?://[^?#@]+$",
+        description="address of a trackio server that gets the run. The controller reads the token from the "
+        "environment variable TRACKIO_WRITE_TOKEN: set it in controller.podTemplate",
+    )
+
+
+class TrackersSpec(Model):
+    """What TensorBoard, W&B, MLflow and trackio get besides metrics and configuration."""
+
+    sample_rows: int = Field(
+        8,
+        ge=0,
+        le=256,
+        description="number of samples in the table of a step, and in that of each validation set; 0: no "
+        "tables. Long texts are cut in the middle",
+    )
+    every_steps: int = Field(
+        10, ge=1, le=10**6, description="number of steps from one step that has a table to the next"
+    )
+    artifacts: bool = Field(
+        True,
+        description="send the run's page, which shows samples, and the addresses of the last and the best "
+        "checkpoint when the job has ended",
+    )
+
+
 _THRESHOLD_RULES: tuple[Rule["ThresholdSpec"], ...] = (
     Rule(
         "has(self.minimum) || has(self.maximum)",
@@ -142,6 +195,8 @@ class ObservabilitySpec(Model):
     tensorboard: bool = Field(True, description="write TensorBoard files beside the job's metrics.jsonl")
     wandb: WandbSpec | None = None
     mlflow: MlflowSpec | None = None
+    trackio: TrackioSpec | None = None
+    trackers: TrackersSpec = Field(default_factory=TrackersSpec)
     thresholds: list[ThresholdSpec] = Field(
         default_factory=_default_thresholds,
         max_length=64,

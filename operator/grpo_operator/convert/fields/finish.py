@@ -97,10 +97,16 @@ def _recomputation(draft: Draft) -> None:
 def _destinations(draft: Draft) -> None:
     loggers = draft.fact("loggers", [])
     loggers = loggers if isinstance(loggers, list) else [loggers]
+    project = str(draft.fact("wandb_project", "grpo"))
+    project = "grpo" if "$" in project else project
     if "wandb" in loggers or draft.fact("wandb", False):
-        project = str(draft.fact("wandb_project", "grpo"))
-        draft.take("observability.wandb.project", "grpo" if "$" in project else project)
+        draft.take("observability.wandb.project", project)
         draft.chosen.append("observability.wandb: set WANDB_API_KEY in controller.podTemplate")
+    if "trackio" in loggers:
+        draft.take("observability.trackio.project", project)
+        draft.chosen.append("observability.trackio: add trackio to the image")
     for logger in loggers:
-        if logger not in ("wandb", "console", "tensorboard"):
-            draft.missing.append(f"logger {logger}: metrics.jsonl, TensorBoard, W&B and MLflow are there")
+        if logger not in ("wandb", "trackio", "console", "tensorboard"):
+            draft.missing.append(
+                f"logger {logger}: metrics.jsonl, TensorBoard, W&B, MLflow and trackio are there"
+            )

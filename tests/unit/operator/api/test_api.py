@@ -42,6 +42,9 @@ def test_the_manifest_is_valid_and_survives_the_wire() -> None:
         (("reward",), {"builtin": "code", "sandbox": "none"}, "'required' or 'bestEffort'"),
         (("staleness",), {"partialRollouts": True}, "partialRollouts needs maxVersionLag 1"),
         (("observability",), {"thresholds": [{"metric": "x"}]}, "set minimum or maximum"),
+        (("observability",), {"trackio": {"space": "me/a", "serverUrl": "http://t"}}, "space or serverUrl"),
+        (("observability",), {"trackio": {"serverUrl": "http://t?write_token=x"}}, "should match pattern"),
+        (("observability",), {"trackers": {"sampleRows": 8192}}, "less than or equal to 256"),
     ],
 )
 def test_bad_values_are_refused_with_a_reason(path: tuple[str, ...], value: Any, text: str) -> None:

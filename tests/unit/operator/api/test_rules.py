@@ -409,6 +409,10 @@ CASES: dict[str, Changes] = {
     "a fork of nothing": {"checkpoint.resumeFrom": {"step": 5}},
     "nsight without steps": {"observability": {"profile": {"tool": "nsight"}}},
     "nsight on CPUs": {"observability": {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}},
+    "a trackio run in the store": {"observability": {"trackio": {}}},
+    "a trackio run in two places": {
+        "observability": {"trackio": {"space": "me/runs", "serverUrl": "https://trackio.example"}}
+    },
     "empty threshold": {"observability": {"thresholds": [{"metric": "x"}, {"metric": "y", "maximum": 0.0}]}},
     "RDMA of CPU pods": {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}]}}},
     "RDMA of trainers": RDMA | {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca", "count": 8}]}}},

@@ -84,6 +84,11 @@ from support.verl_scripts import A, R, T, converted, spec, value
             "observability.wandb.project",
             "mine",
         ),
+        (
+            {"trainer.logger": "[console,trackio]", "trainer.project_name": "mine"},
+            "observability.trackio.project",
+            "mine",
+        ),
         ({"trainer.save_freq": "-1"}, "checkpoint.everySteps", 10),
         (
             {"actor_rollout_ref.model.path": "$HOME/models/Qwen2-7B"},

@@ -15,13 +15,30 @@ from grpo_worker.weightsync.protocol.version import Version
 
 
 class Keeper(Protocol):
-    """The part of ValidationSampleWriter that a validation uses."""
+    """Keeps samples of a validation."""
 
     def asked(self, of: str, prompt: int) -> None:
         """Note that engines are asked for responses to a prompt of the set ``of``."""
 
     def add(self, group: ValidatedGroup) -> None:
         """Keep the samples of a group, if they are wanted."""
+
+
+class Keepers:
+    """Several keepers as one."""
+
+    def __init__(self, *keepers: Keeper) -> None:
+        self._keepers = keepers
+
+    def asked(self, of: str, prompt: int) -> None:
+        """Note a prompt; see Keeper."""
+        for keeper in self._keepers:
+            keeper.asked(of, prompt)
+
+    def add(self, group: ValidatedGroup) -> None:
+        """Keep the samples of a group; see Keeper."""
+        for keeper in self._keepers:
+            keeper.add(group)
 
 
 def validate(

@@ -16,8 +16,9 @@ from grpo_worker.common.step_log import StepLog
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
 from grpo_worker.controller.model_files import ModelFiles
+from grpo_worker.controller.tracked_samples import FirstSamples, Tracked
 from grpo_worker.controller.validation.regression import ValidationRegressedError, regression
-from grpo_worker.controller.validation.run import validate
+from grpo_worker.controller.validation.run import Keepers, validate
 from grpo_worker.controller.validation.scores import metrics_of
 from grpo_worker.controller.validation.sets import ValidationSet
 from grpo_worker.rollout.client import RolloutClient
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 FILE = "validation.jsonl"
 _LOOK_SECONDS = 0.2  # between two looks at why a wait might end
 Figures = dict[str, dict[str, float]]
+Report = Callable[[int, dict[str, float], Sequence[Tracked]], None]
 
 
 class Validator(Protocol):
@@ -95,20 +97,21 @@ class VersionValidator:
     def __init__(
         self, spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: GroupClient,
         samples: ValidationSampleWriter, generates: Callable[[bool], None],
-        report: Callable[[int, dict[str, float]], None], check: Callable[[], None],
+        report: Report, check: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``generates``: is called when engines begin and end to respond. ``report``: is called with the step
-        and the metrics of a version. ``check``: see StepLog.
+        """``generates``: is called when engines begin and end to respond. ``report``: is called with the
+        step, the metrics and some samples of a version. ``check``: see StepLog.
         """
         assert spec.validation is not None
         self._spec, self.total_steps = spec.validation, spec.total_steps
         self._generates, self._report = generates, report
         self._folder = folder
         self._log = StepLog(folder.disk / FILE, check, folder.pieces)
+        self._tracked = FirstSamples(spec.observability.trackers.sample_rows)
         self._validate = partial(
             validate, sets, client=client, n=spec.validation.samples_per_prompt,
             pass_score=spec.validation.pass_score, pass_at=spec.validation.pass_at,
-            at_once=spec.data.train_batch_size, keeper=samples,
+            at_once=spec.data.train_batch_size, keeper=Keepers(samples, self._tracked),
         )  # fmt: skip
         self._client, self._samples, self._attempt = client, samples, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")
@@ -170,7 +173,7 @@ class VersionValidator:
         for record in records:
             self._note(version, record["set"], record)
         self._keep_best()
-        self._report(version, metrics_of(figures))
+        self._report(version, metrics_of(figures), self._tracked.samples())
         self._stop_if_regressed()
 
     def flush(self) -> None:
@@ -192,6 +195,7 @@ class VersionValidator:
             raise CancelledError
         self._generates(True)
         self._samples.begin(version, self._attempt)
+        self._tracked.begin()
         complete = False
         try:
             found: Figures = self._validate(version, cancelled=cancelled)
@@ -248,7 +252,7 @@ class VersionValidator:
 
 def validator_of(
     spec: GRPOJobSpec, folder: JobFolder, sets: Sequence[ValidationSet], client: RolloutClient,
-    model: ModelFiles, generates: Callable[[bool], None], report: Callable[[int, dict[str, float]], None],
+    model: ModelFiles, generates: Callable[[bool], None], report: Report,
     check: Callable[[], None],
 ) -> Validator:  # fmt: skip
     """Return the validator of a job. ``model``: its files; others as there."""
