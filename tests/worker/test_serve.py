@@ -114,6 +114,9 @@ def test_users_need_the_key_and_cannot_change_weights_with_it(server: Server, ag
         assert _post(server, path, key="wrong", **body).status_code == 401, path
     for path in ("/pause_generation", "/update_weights_from_disk", "/init_weights_update_group"):
         assert _post(server, path, model_path="/elsewhere").status_code == 401, path
+    headers = {"authorization": f"Bearer {KEY}"}
+    for path in ("/server_info", "/get_server_info"):  # their answer has the key of the routes above
+        assert httpx.get(f"{server.url}{path}", headers=headers, timeout=30).status_code == 401, path
     assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200, "the probes have no key"
     agent.watch()
     assert agent.status()["state"] == "SERVING"

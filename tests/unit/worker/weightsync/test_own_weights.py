@@ -40,7 +40,9 @@ class Server:
         return JSONResponse({"weight_version": self.version})
 
     def _scheduler(self, request: Request) -> Response:
-        return self._answer(request) if self.scheduler else PlainTextResponse("loading", 503)
+        if request.headers.get("authorization") != "Bearer of-control-routes":
+            return PlainTextResponse("no", 401)
+        return PlainTextResponse("ok" if self.scheduler else "loading", 200 if self.scheduler else 503)
 
 
 @pytest.fixture
@@ -57,7 +59,9 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def agent(server: Server, key: Path) -> Agent:
-    engine = Engine(server.url, 5, api_key=key)
+    admin = key.with_name("admin-key")
+    admin.write_text("of-control-routes")
+    engine = Engine(server.url, 5, admin, api_key=key)
     return Agent("engine-0", engine, 1, 1 << 20, 5, place=EnginePlace(own_weights=True))
 
 

@@ -23,7 +23,10 @@ _SAMPLING = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_tor
 
 
 def register() -> None:
-    """Entry point: register the hooks in each of SGLang's processes, but for engines that serve users."""
+    """Entry point: register the hooks in each of SGLang's processes; those of sampling only for jobs."""
+    from grpo_worker.rollout.sglang import control_plugin
+
+    control_plugin.register()
     if os.environ.get(SAMPLING) == "sglang":
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

@@ -18,7 +18,7 @@ from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
 # Routes that the server answers without its scheduler.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
-_NO_CONTROL = frozenset({"/ping", "/model_info", "/server_info"})  # routes that need the other key
+_NO_CONTROL = frozenset({"/ping", "/model_info"})  # routes that need the other key
 _SHORT = 5.0  # seconds
 _SERVED = re.compile(r"Weight version updated to (\S+)\.")
 
