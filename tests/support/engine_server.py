@@ -67,7 +67,7 @@ class Server:
         url = f"http://127.0.0.1:{AGENT_PORT}"
         kept = {"GRPO_ROUTED_EXPERTS": str(self.experts), "GRPO_ROUTED_EXPERTS_URL": url}
         self._env = environment(directory) | cpu_engine_env(pool.engine) | kept | {"HOST_INDEX": str(host)}
-        self._api_key = None
+        self._api_key: Path | None = None
         if serve_key is not None:
             (directory / "api-key").write_text(serve_key)
             self._api_key = directory / "model" / "api-key"

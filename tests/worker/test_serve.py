@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
+from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.model_files.names import TINY_TOKENIZER
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
@@ -93,8 +94,8 @@ def test_the_chat_api_uses_the_exports_template_and_tokenizer(
         server, "/v1/chat/completions", model="policy", messages=messages, max_tokens=8, temperature=0
     )
     assert answer.status_code == 200, answer.text
-    text = AutoTokenizer.from_pretrained(exported).apply_chat_template(messages, tokenize=True)
-    assert answer.json()["usage"]["prompt_tokens"] == len(text)
+    ids = load_tokenizer(str(exported)).encode_chat(messages)
+    assert answer.json()["usage"]["prompt_tokens"] == len(ids)
     assert answer.json()["model"] == "policy"
     headers = {"authorization": f"Bearer {KEY}"}
     models = httpx.get(f"{server.url}/v1/models", headers=headers, timeout=30).json()["data"]

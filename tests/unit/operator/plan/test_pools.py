@@ -163,10 +163,11 @@ def test_the_status_of_a_pool_that_serves_a_model_says_how_to_reach_it() -> None
     assert idle.conditions[0].message == "0 of 2 engines serve /models/export"
     names_ = [f"shared-{number}" for number in range(2)]
     labels = {"rl.grpo.dev/rolloutpool": "shared", "rl.grpo.dev/pool": "rollout"}
-    pods = tuple({"metadata": {"name": name, "labels": labels}, "status": {"podIP": "1"}} for name in names_)
-    serving_ = {"state": EngineState.SERVING, "weight_version": 0}
-    agents = {name: AgentStatus(name=name, **serving_) for name in names_}
-    serving = pool_status(manifest, named, OWNER, Observed(pods=pods, agents=agents), None, NOW)
+    pods: list[dict[str, Any]] = [
+        {"metadata": {"name": name, "labels": labels}, "status": {"podIP": "10.0.0.9"}} for name in names_
+    ]
+    agents = {name: AgentStatus(name=name, state=EngineState.SERVING, weight_version=0) for name in names_}
+    serving = pool_status(manifest, named, OWNER, Observed(pods=tuple(pods), agents=agents), None, NOW)
     assert (serving.phase, serving.ready_replicas, serving.weight_version) == ("Serving", 2, None)
     assert serving.serve is not None and serving.serve.wire() == {
         "url": "http://shared-serve.default.svc", "modelName": "policy", "secretName": "shared-99999999-api",
