@@ -15,7 +15,7 @@ from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.keys import secret_data
-from grpo_operator.api.names import key_secret, tls_secret
+from grpo_operator.api.names import api_secret, key_secret, tls_secret
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.tls import TlsSpec
 from grpo_operator.render.metadata import metadata
@@ -120,8 +120,9 @@ def test_the_operator_creates_secrets_with_keys_of_pods_only(api: Api) -> None:
     api.ok("delete", "secret", "grpo-agents", "grpo-agents-epoch", "--ignore-not-found")  # of other modules
     entries = dict.fromkeys(tls_content("m", job, TlsSpec(), None), "eA==")
     of_tls = {**own, "metadata": meta | {"name": tls_secret(job)}, "data": entries}
+    of_users = {**own, "metadata": meta | {"name": api_secret(job)}, "data": {"api-key": "eA=="}}
     epoch = _secret("grpo-agents-epoch", data={"epoch": "eA=="})
-    for accepted in (own, of_tls, _secret("grpo-agents"), epoch):
+    for accepted in (own, of_tls, of_users, _secret("grpo-agents"), epoch):
         assert not _refused(api, accepted, OPERATOR)
     account = {"kubernetes.io/service-account.name": "default"}
     token = _secret("grpo-agents", type="kubernetes.io/service-account-token")
@@ -135,7 +136,9 @@ def test_the_operator_creates_secrets_with_keys_of_pods_only(api: Api) -> None:
     unlabelled = _secret("grpo-agents")
     del unlabelled["metadata"]["labels"]
     assert "managed-by=grpo-operator only" in _refused(api, unlabelled, OPERATOR)
-    assert "tls.key and generate only" in _refused(api, {**own, "data": {"password": "eA=="}}, OPERATOR)
+    assert "tls.key, generate and api-key only" in _refused(
+        api, {**own, "data": {"password": "eA=="}}, OPERATOR
+    )
 
 
 @pytest.mark.usefixtures("chart")

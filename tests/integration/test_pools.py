@@ -115,6 +115,27 @@ def test_an_autoscaler_finds_and_scales_a_pool(api: Api, tiny: dict[str, Any], f
         api.ok("delete", "hpa", "shared")
 
 
+def test_a_pool_that_serves_a_model_has_service_and_key_and_takes_no_job(
+    api: Api, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    fake_nodes(3)
+    served = _shared(tiny, model={"path": "/models/export"}, serve={"modelName": "policy"})
+    assert api.apply(served).returncode == 0
+    until("engines", lambda: len(_pods(api, f"{ENGINES},{POOL}=rollout")) == 2, 60)
+    until("status", lambda: api.get("rpool", "shared")["status"].get("serve"), 30)
+    status = api.get("rpool", "shared")["status"]
+    assert status["serve"]["url"] == "http://shared-serve.default.svc"
+    (port,) = api.get("service", "shared-serve")["spec"]["ports"]
+    assert (port["name"], port["port"], port["targetPort"]) == ("http", 80, 30000)
+    assert api.get("secret", status["serve"]["secretName"])["data"].keys() == {"api-key"}
+    assert "/models/export" in api.ok("get", "rpool", "shared")
+    assert api.apply(_referring(tiny, "first")).returncode == 0
+    until("refused", lambda: _reason(api, "grpo", "first") == "PoolServes", 30)
+    assert _bound(api) is None and _pods(api, "rl.grpo.dev/job=first") == {}
+    served["spec"]["model"]["path"] = "/models/other"
+    assert "model is fixed once a pool serves it" in api.apply(served).stderr
+
+
 def test_what_cannot_be_bound_is_said(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(3)
     assert api.apply(_referring(tiny, "lost")).returncode == 0

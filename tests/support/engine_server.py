@@ -19,7 +19,15 @@ import uvicorn
 from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.render.sglang_command import MODEL_DIRECTORY, cpu_engine_env, engine_command
+from grpo_operator.render.sglang_command import (
+    API_KEY_FOLDER,
+    KEYED_ENGINE_ENV,
+    MODEL_DIRECTORY,
+    SERVING_ENV,
+    cpu_engine_env,
+    engine_command,
+    serving_command,
+)
 from grpo_worker.common import tls
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
@@ -35,17 +43,19 @@ class Server:
     def __init__(
         self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT,
         agent_port: int = AGENT_PORT, host: int = 0, plugins: str | None = None, address: str = "127.0.0.1",
-        **engine: Any,
+        serve_key: str | None = None, **engine: Any,
     ) -> None:  # fmt: skip
         """``engine``: fields of EngineSpec. ``port``: differs for an engine beside the session's.
 
         ``agent_port``, ``host``: of a host of an engine of several. ``plugins``: None: all of this project's.
-        ``address``: ::1 for an engine that listens on IPv6, as in pods without IPv4.
+        ``address``: ::1 for an engine that listens on IPv6, as in pods without IPv4. ``serve_key``: key of
+        the users of an engine that serves the weights in ``model`` by the name policy.
         """
         spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
         pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
         command = (
-            engine_command(model, pool)
+            (engine_command(model, pool) if serve_key is None else serving_command(model, pool, "policy"))
+            .replace(API_KEY_FOLDER, str(directory))
             .replace(MODEL_DIRECTORY, str(directory / "model"))
             .replace(f"--port {ENGINE_PORT}", f"--port {port}")
             .replace("--host 0.0.0.0", "--host ::" if ":" in address else "--host 0.0.0.0")
@@ -57,6 +67,11 @@ class Server:
         url = f"http://127.0.0.1:{AGENT_PORT}"
         kept = {"GRPO_ROUTED_EXPERTS": str(self.experts), "GRPO_ROUTED_EXPERTS_URL": url}
         self._env = environment(directory) | cpu_engine_env(pool.engine) | kept | {"HOST_INDEX": str(host)}
+        self._api_key: Path | None = None
+        if serve_key is not None:
+            (directory / "api-key").write_text(serve_key)
+            self._api_key = directory / "model" / "api-key"
+            self._env |= SERVING_ENV | KEYED_ENGINE_ENV | {"GRPO_API_KEY_FILE": str(self._api_key)}
         if plugins is not None:
             self._env["SGLANG_PLUGINS"] = plugins
         self._command = command.replace("python3", sys.executable)
@@ -72,7 +87,7 @@ class Server:
 
     def control(self, timeout: float = 30) -> Engine:
         """Return a client of its control routes, as its agent uses them."""
-        return Engine(self.url, timeout, self.key)
+        return Engine(self.url, timeout, self.key, api_key=self._api_key)
 
     def admin(self, path: str, **body: Any) -> httpx.Response:
         """Call a control route."""

@@ -44,6 +44,7 @@ _REASONS = {
     "WaitingForPool": "Nothing to do: the job starts when the job that uses the pool ends or is suspended.",
     "PoolNotFound": "Create the RolloutPool that `rollout.poolRef` names, or correct the reference.",
     "PoolOwned": "The pool belongs to another job. Refer to a pool that no job owns.",
+    "PoolServes": "The pool serves a model of its own (`spec.serve`). Refer to another pool.",
     "PoolMismatch": "Model or context length of job and pool differ. Make them equal.",
     "WaitingForCheckpoint": "Nothing to do: the job starts when the job of `checkpoint.resumeFrom` has the "
     "checkpoint.",

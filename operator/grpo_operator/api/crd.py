@@ -44,6 +44,7 @@ def rolloutpool_crd() -> dict[str, Any]:
         ("Replicas", "integer", ".spec.replicas"),
         ("Weights", "integer", ".status.weightVersion"),
         ("Job", "string", ".status.boundTo"),
+        ("Model", "string", ".spec.model.path"),
     ]
     scale = {
         "specReplicasPath": ".spec.replicas",

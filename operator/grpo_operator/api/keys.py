@@ -42,6 +42,11 @@ def generate_key(key: str) -> str:
     return _derived(key, "generate")
 
 
+def api_key(master: str, pool: dict[str, Any]) -> str:
+    """Return the key of requests to a pool that serves its model; a later pool of the name has another."""
+    return _derived(master, f"api/{pool['metadata']['uid']}")
+
+
 def secret_data(master: str, owner: dict[str, Any], pool: str | None) -> dict[str, str]:
     """Return the content of an owner's Secret. ``pool``: name of the shared pool that a job uses."""
     data = {names.KEY: owner_key(master, owner)}

@@ -21,6 +21,7 @@ OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owne
 # Ports inside the cluster. Ray exports its own metrics on 8080.
 ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
 RENDEZVOUS_PORT = 20000
+OWN_VERSION = 0  # weight version of an engine that serves the weights of its own model
 SOCKETS, SOCKETS_VARIABLE = "/run/grpo-operator", "GRPO_SOCKETS"  # folder of a node in which its pods meet
 
 # Labels that KubeRay 1.6 puts on the pods of a replica that spans several hosts.
@@ -38,6 +39,7 @@ CERTIFICATE, PRIVATE_KEY, TRUSTED, GENERATE = (
     "ca.crt",
     "generate",
 )  # files of scheduling.tls
+API_KEY, API_KEY_VARIABLE = "api-key", "GRPO_API_KEY_FILE"  # of a pool that serves: entry, and variable
 ROTATE_ANNOTATION = "rl.grpo.dev/rotate"  # on the Secret with the epochs: begins a new one
 
 STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
@@ -75,6 +77,11 @@ class Owner(NamedTuple):
     def rollout_service(self) -> str:
         """Return the name of the headless service of all engine pods, which is the RolloutPool's name."""
         return rollout_pool(self.name) if self.kind == "GRPOJob" else self.name
+
+    @property
+    def serve_service(self) -> str:
+        """Return the name of the Service of the engines of a pool that serves its model."""
+        return f"{self.name}-serve"
 
     @property
     def tls_name(self) -> str:
@@ -128,6 +135,11 @@ def key_secret(owner: dict[str, Any]) -> str:
 def tls_secret(owner: dict[str, Any]) -> str:
     """Return the name of the Secret for the TLS of a job, or of a pool without a job."""
     return f"{writer(owner)}-tls"
+
+
+def api_secret(pool: dict[str, Any]) -> str:
+    """Return the name of the Secret with the API key of a pool that serves its model."""
+    return f"{writer(pool)}-api"
 
 
 def tls_config(owner: str) -> str:

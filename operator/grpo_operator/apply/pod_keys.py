@@ -14,8 +14,17 @@ from typing import Any
 
 from kubernetes.client import ApiException
 
-from grpo_operator.api.keys import Epochs, owner_key, secret_data, token
-from grpo_operator.api.names import EPOCH, EPOCH_SECRET, KEY, MASTER_SECRET, ROTATE_ANNOTATION, key_secret
+from grpo_operator.api.keys import Epochs, api_key, owner_key, secret_data, token
+from grpo_operator.api.names import (
+    API_KEY,
+    EPOCH,
+    EPOCH_SECRET,
+    KEY,
+    MASTER_SECRET,
+    ROTATE_ANNOTATION,
+    api_secret,
+    key_secret,
+)
 from grpo_operator.api.v1alpha1.status import KeyScope
 from grpo_operator.kuberay_client.kube import MANAGER, MERGE, Kube
 from grpo_operator.render.metadata import metadata
@@ -53,6 +62,12 @@ class PodKeys:
             return
         await self._current(meta["namespace"])
         await self.provide_once(metadata(owner, key_secret(owner), LABELS), secret_data(master, owner, pool))
+
+    async def provide_api_key(self, pool: dict[str, Any]) -> None:
+        """Create the Secret with the API key of a pool that serves its model. Raises ApiException."""
+        master = await self.master(pool["metadata"]["namespace"])
+        described = metadata(pool, api_secret(pool), LABELS)
+        await self.provide_once(described, {API_KEY: api_key(master, pool)})
 
     async def provide_once(self, described: dict[str, Any], content: dict[str, str]) -> None:
         """Create a Secret that never changes. ``described``: its metadata."""

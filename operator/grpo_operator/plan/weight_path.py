@@ -31,8 +31,11 @@ def job_weight_path(spec: GRPOJobSpec, pool: RolloutTemplate) -> WeightPath:
 def pool_weight_path(spec: RolloutPoolSpec) -> WeightPath:
     """Return the path into the engines of a RolloutPool without a job.
 
-    ``direct`` is None: the job that uses the pool decides on direct transfers.
+    ``direct`` is None: the job that uses the pool decides on direct transfers. A pool that serves its model
+    gets no weights, whatever ``spec.weightSync`` says.
     """
+    if spec.serve is not None:
+        return WeightPath()
     sync = spec.weight_sync
     return WeightPath(staged=_staged(sync), delta=sync.mode == "delta")
 

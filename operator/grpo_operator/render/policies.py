@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, owner_of
+from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, owner_of
 from grpo_operator.api.v1alpha1.egress import EgressPeer, EgressSpec
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
@@ -51,12 +51,13 @@ def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
 
 def network_policy(
     owner: dict[str, Any], settings: OperatorSettings, egress: EgressSpec | None = None,
-    allowed: Selector | None = None,
+    allowed: Selector | None = None, serves: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a policy for ingress: the owner's pods, the operator, Prometheus and ``allowed`` pods only.
 
     ``egress``: limits of the connections that the pods open; None: there are none. ``allowed``: pods of the
-    shared pool of a job, or of all jobs for a shared pool.
+    shared pool of a job, or of all jobs for a shared pool. ``serves``: all pods of the namespace may call the
+    engines, which require a key.
     """
     selector = {"matchLabels": owner_of(owner).label}
     scraper = settings.scrape_namespace
@@ -71,6 +72,7 @@ def network_policy(
             "policyTypes": ["Ingress", *(["Egress"] if outgoing else [])],
             "ingress": [
                 {"from": peers},
+                *([{"from": [{"podSelector": {}}], "ports": _tcp([ENGINE_PORT])}] if serves else []),
                 _from_namespace(settings.namespace, CONTROLLER_PORT, AGENT_PORT),
                 *([_from_namespace(scraper, CONTROLLER_PORT, AGENT_PORT)] if scraper else []),
             ],

@@ -13,6 +13,7 @@ from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
 from grpo_operator.plan.capacity.pod_requests import head_resources
 from grpo_operator.plan.capacity.topology import Leaves
+from grpo_operator.plan.serving import serving_of
 from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 from grpo_operator.render.job_pods import JobPods, trainer_ray_resources
 from grpo_operator.render.metadata import metadata
@@ -95,7 +96,11 @@ def pool_cluster(
     tls = pod_tls(pool, spec.scheduling.tls)
     parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, key, avoided, tls=tls)
     path = pool_weight_path(spec)
-    engines = EnginePods(parts, spec.model.path, spec.weight_sync, path, model=model_files(spec.model))
+    engines = EnginePods(
+        parts, spec.model.path, spec.weight_sync, path,
+        model=model_files(spec.model),
+        serving=serving_of(pool, spec),
+    )  # fmt: skip
     head = parts.head(settings.trainer_image, ControllerSpec(), head_resources(0))
     params = {} if on_gpu else _SMALL_STORE
     return _cluster(pool, spec, head, params, _engine_groups(engines, spec, leaves), False, leaves)

@@ -10,6 +10,7 @@ from grpo_operator.api.urls import pod_url
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
+from grpo_operator.plan.serving import Serving
 from grpo_operator.render.fabric import connect
 from grpo_operator.render.placement import (
     avoid_hosts,
@@ -21,16 +22,20 @@ from grpo_operator.render.placement import (
     share_sockets,
 )
 from grpo_operator.render.pod_template import PodParts, finished
+from grpo_operator.render.serving import share_api_key
 from grpo_operator.render.sglang_command import (
     ADMIN_KEY,
+    API_KEY_COPY,
     ENGINE_LOG,
+    KEYED_ENGINE_ENV,
     MODEL_DIRECTORY,
     ROUTED_EXPERTS,
-    TLS_ENGINE_ENV,
+    SERVING_ENV,
     TURNS,
     WRITER,
     cpu_engine_env,
     engine_command,
+    serving_command,
 )
 from grpo_operator.render.store import JobStore
 from grpo_operator.render.volumes import Files
@@ -47,6 +52,7 @@ class EnginePods:
     ``colocated``: the engines run beside the job's training pods and share their GPUs.
     ``model``: volume from which the server reads the model's configuration.
     ``store``: of the job. ``fill``: agents fill engines from it that nobody else can fill.
+    ``serving``: the servers load the model's own weights and serve them; None: they wait for those of a job.
     """
 
     parts: PodParts
@@ -58,6 +64,7 @@ class EnginePods:
     model: Files | None = None
     store: JobStore | None = None
     fill: bool = False
+    serving: Serving | None = None
 
     def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
         """Return one pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
@@ -85,6 +92,8 @@ class EnginePods:
             pod["spec"].setdefault("volumes", []).append(volume)
             for container in containers:
                 container["volumeMounts"].append(mount)
+        if self.serving:
+            share_api_key(pod, self.serving)
         self._mount_files(pod, self._image(pool))
         key = parts.scheduling.topology_key
         if leaf and key:
@@ -123,15 +132,19 @@ class EnginePods:
 
     def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
         tls, several = self.parts.tls is not None, pool.engine.nodes_per_engine > 1
+        keyed = tls or self.serving is not None
         command = engine_command(self.model_path, pool, self.colocated and gpus > 0, tls)
-        env = (cpu_engine_env(pool.engine) if not gpus else {}) | (TLS_ENGINE_ENV if tls else {})
+        env = (cpu_engine_env(pool.engine) if not gpus else {}) | (KEYED_ENGINE_ENV if keyed else {})
+        if self.serving:
+            command = serving_command(self.model_path, pool, self.serving.name, tls)
+            env |= SERVING_ENV
         if self.store:
-            env = env | {names.ENGINE_LOG_VARIABLE: ENGINE_LOG}
+            env |= {names.ENGINE_LOG_VARIABLE: ENGINE_LOG}
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
         self.parts.share_tls(server)
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         # A server of several hosts may wait for them; its agent counts the time from when all are there.
-        own, of_agent = ("/health" if tls else "/ping", ENGINE_PORT), ("/enginez", AGENT_PORT)
+        own, of_agent = ("/health" if keyed else "/ping", ENGINE_PORT), ("/enginez", AGENT_PORT)
         server["startupProbe"] = self.parts.probe(
             *(of_agent if several else own),
             period=_START_PERIOD,
@@ -153,7 +166,9 @@ class EnginePods:
             f" --timeout {self.weight_sync.patience}"
             f" --start-seconds {pool.engine.start_seconds}"
             f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
-            f" --writer-file {WRITER}"
+        )
+        arguments += (
+            f" --own-weights --api-key {API_KEY_COPY}" if self.serving else f" --writer-file {WRITER}"
         )
         if self.weight_path.delta:
             arguments += " --deltas"
@@ -163,7 +178,8 @@ class EnginePods:
             arguments += " --double-buffer"
         if self.colocated and pool.engine.device == Device.CUDA:
             arguments += f" --turns {TURNS}"
-        if not self.colocated:  # colocated engines have no weights while their trainers compute
+        # Colocated engines have no weights while their trainers compute.
+        if not self.colocated and not self.serving:
             arguments += f" --peers {self.parts.owner.rollout_service}"
         if self.store:
             arguments += f" --logs {self.store.logs} --engine-log {ENGINE_LOG}"

@@ -3,7 +3,7 @@
 import shlex
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.api.names import AGENT_PORT, API_KEY, ENGINE_PORT, OWN_VERSION
 from grpo_operator.api.urls import pod_url
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 
@@ -21,9 +21,13 @@ TURNS = f"{MODEL_DIRECTORY}/turns.json"  # GPU memory that the engine holds, for
 WRITER = f"{MODEL_DIRECTORY}/writer.json"  # the job and the attempt that its agent has accepted
 ENGINE_LOG = f"{MODEL_DIRECTORY}/engine.log"  # lines of the server, which its agent keeps
 ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # protects the routes that pause the engine and write weights
+# Of the engine that serves: the mounted key, and the copy that the server started with, for its agent.
+API_KEY_FOLDER, API_KEY_COPY = "/etc/grpo-api", f"{MODEL_DIRECTORY}/{API_KEY}"
 ROUTED_EXPERTS = "/routed-experts"  # memory that the engine and its agent share
 # With it, ``/health`` answers without a generated token. Of the routes of probes, it alone needs no key.
-TLS_ENGINE_ENV = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+KEYED_ENGINE_ENV = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+# It leaves SGLang's sampling as it is: the plugin gives requests without a seed one.
+SERVING_ENV = {"GRPO_SAMPLING": "sglang"}
 _LOOPBACK = "127.0.0.1"
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -42,54 +46,88 @@ def engine_command(model_path: str, pool: RolloutTemplate, turns: bool = False, 
     """
     engine = pool.engine
     arguments = [*_arguments(engine), *(["--enable-memory-saver"] if turns else []), *engine.extra_args]
-    prepare = f"python3 -m grpo_worker.rollout.sglang.prepare {shlex.quote(model_path)} {MODEL_DIRECTORY}"
+    prepare = _prepare(model_path)
     if engine.quantization == "fp8-block128":
         prepare += " --fp8-block128"  # written to config.json, from which SGLang reads it
     if engine.tokenizer:
         prepare += " --tokenizer"
     if turns:
         prepare += f" --turn {pod_url(_LOOPBACK, AGENT_PORT, '/turnz', tls=tls)}"
+    return f"{prepare} && exec {_server(MODEL_DIRECTORY, engine, arguments, tls)}"
+
+
+def serving_command(model_path: str, pool: RolloutTemplate, name: str, tls: bool = False) -> str:
+    """Return the shell command of a server that loads the weights in ``model_path`` and serves them.
+
+    ``name``: of the model in the API. ``tls``: see ``engine_command``. Sampling is SGLang's own: requests
+    without a seed have none.
+    """
+    engine = pool.engine
+    own = ["--served-model-name", name, "--weight-version", str(OWN_VERSION)]
+    flag = ["--enable-deterministic-inference"] if engine.deterministic else []
+    arguments = [*own, *_common_arguments(engine), *_kind_arguments(engine), *flag, *engine.extra_args]
+    prepare = f"{_prepare(model_path)} --api-key {API_KEY_FOLDER}/{API_KEY}"
+    return f"{prepare} && exec {_server(shlex.quote(model_path), engine, arguments, tls)}"
+
+
+def _prepare(model_path: str) -> str:
+    return f"python3 -m grpo_worker.rollout.sglang.prepare {shlex.quote(model_path)} {MODEL_DIRECTORY}"
+
+
+def _server(model: str, engine: EngineSpec, arguments: list[str], tls: bool) -> str:
+    """Return the command of the server, which serves the ``model`` of that folder."""
     several = engine.nodes_per_engine > 1
     hostz = pod_url(_LOOPBACK, AGENT_PORT, "/hostz", tls=tls)
     rounds = f"--rounds {hostz} " if several else ""
     server = f"python3 -m grpo_worker.rollout.sglang.engine_process {rounds}python3 -m sglang.launch_server"
-    server += f" --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
+    server += f" --model-path {model} {shlex.join(arguments)}"
     server += f' --admin-api-key "$(cat {ADMIN_KEY})"'
     if several:  # engine_process adds --dist-init-addr: a replaced first host has another address
         server += f' --nnodes {engine.nodes_per_engine} --node-rank "$HOST_INDEX"'
-    return f"{prepare} && exec {server}"
+    return server
 
 
 def _arguments(engine: EngineSpec) -> list[str]:
-    """Return the arguments that the fields set."""
+    """Return the arguments that the fields set for an engine whose weights a job writes."""
     arguments = [
-        "--load-format", "dummy",
-        "--dtype", engine.dtype,
-        *_parallel_sizes(engine),
-        "--context-length", str(engine.context_length),
-        "--max-running-requests", str(engine.max_running_requests),
-        "--skip-server-warmup",
+        *("--load-format", "dummy"),
+        *_common_arguments(engine),
         "--incremental-streaming-output",  # else each part of a stream repeats the whole answer
-        "--random-seed", "0",
-        "--host", "0.0.0.0",
-        "--port", str(ENGINE_PORT),
-    ]  # fmt: skip
-    if engine.device == Device.CPU:
-        arguments += _CPU
-    else:
-        arguments += ["--mem-fraction-static", str(engine.memory_fraction)]
+        *("--random-seed", "0"),
+        *_kind_arguments(engine),
+    ]
+    if engine.device == Device.CUDA:
         # Of SGLang's samplers for GPUs only this one draws by the seed of the request.
         arguments += ["--sampling-backend", "pytorch"]
-    if engine.max_total_tokens is not None:
-        arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
-    if engine.speculative == "mtp":
-        arguments += _draft(engine.speculative_num_steps)
     flags = {
         "--enable-deterministic-inference": engine.is_deterministic,
         "--skip-tokenizer-init": not engine.tokenizer,
         "--enable-return-routed-experts": engine.return_routed_experts,
     }
     return arguments + [flag for flag, given in flags.items() if given]
+
+
+def _common_arguments(engine: EngineSpec) -> list[str]:
+    return [
+        "--dtype", engine.dtype,
+        *_parallel_sizes(engine),
+        "--context-length", str(engine.context_length),
+        "--max-running-requests", str(engine.max_running_requests),
+        "--skip-server-warmup",
+        "--host", "0.0.0.0",
+        "--port", str(ENGINE_PORT),
+    ]  # fmt: skip
+
+
+def _kind_arguments(engine: EngineSpec) -> list[str]:
+    """Return the arguments that follow from the device, the KV cache and speculative decoding."""
+    memory = ["--mem-fraction-static", str(engine.memory_fraction)]
+    arguments = list(_CPU) if engine.device == Device.CPU else memory
+    if engine.max_total_tokens is not None:
+        arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
+    if engine.speculative == "mtp":
+        arguments += _draft(engine.speculative_num_steps)
+    return arguments
 
 
 def _draft(steps: int) -> list[str]:

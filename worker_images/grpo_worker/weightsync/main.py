@@ -48,6 +48,10 @@ def main() -> None:
     parser.add_argument("--bucket-megabytes", type=int, default=512)
     parser.add_argument("--model-config", type=Path, help="config.json of the engine's model")
     parser.add_argument("--admin-key", type=Path, help="file with the key of the engine's control routes")
+    parser.add_argument(
+        "--own-weights", action="store_true", help="the engine serves those of its model; no job may write"
+    )
+    parser.add_argument("--api-key", type=Path, help="file with the key of the engine's other routes")
     parser.add_argument("--deltas", action="store_true", help="fetch changes instead of whole versions")
     parser.add_argument(
         "--double-buffer", action="store_true", help="the engine receives versions into a second copy"
@@ -137,8 +141,11 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
     peers = Peers(urls_of(args.peers), args.timeout) if args.peers else None
-    place = EnginePlace(args.address, hosts, args.start_seconds, peers, args.store, Relay(args.timeout))
-    engine = Engine(args.engine or tls.url(loopback(), ENGINE_PORT), args.timeout, args.admin_key, hosts)
+    place = EnginePlace(
+        args.address, hosts, args.start_seconds, peers, args.store, Relay(args.timeout), args.own_weights
+    )
+    url = args.engine or tls.url(loopback(), ENGINE_PORT)
+    engine = Engine(url, args.timeout, args.admin_key, hosts, args.api_key)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,
         args.double_buffer, writer_file=args.writer_file,

@@ -13,6 +13,7 @@ from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec, WithOverlay
+from grpo_operator.api.v1alpha1.serve import SERVE_RULES, SERVE_UPDATE_RULES, ServeSpec, ServeStatus
 from grpo_operator.api.v1alpha1.status import Condition, EngineStatus, SettledImages
 
 # Arguments of sglang.launch_server that fields of EngineSpec set.
@@ -189,8 +190,8 @@ class EngineSpec(Model):
         ge=60,
         le=86400,
         description="seconds in which a started server must answer; then its container is started again. A "
-        "server reads no weights: it imports, reserves memory, and compiles and records kernels, which takes "
-        "longer with more batch sizes to record and with DeepEP",
+        "server reads no weights, unless its pool serves a model: it imports, reserves memory, and compiles "
+        "and records kernels, which takes longer with more batch sizes to record and with DeepEP",
     )
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=list,
@@ -281,7 +282,10 @@ class RolloutSpec(Model):
 class RolloutPoolSpec(RolloutTemplate):
     """Desired engines and their model. In a pool that belongs to a job, the job's settings apply."""
 
+    rules = (*_TEMPLATE_RULES, *SERVE_RULES)
+    update_rules = SERVE_UPDATE_RULES
     model: ModelSpec
+    serve: ServeSpec | None = None
     weight_sync: WeightSyncSpec = Field(default_factory=WeightSyncSpec)
     scheduling: SchedulingSpec = Field(default_factory=SchedulingSpec)
     upgrade_strategy: Literal["None", "Recreate"] = Field(
@@ -313,3 +317,4 @@ class RolloutPoolStatus(Model):
         default_factory=list, max_length=16, description="Ready, Degraded, Reconciling, Stalled"
     )
     images: SettledImages | None = None
+    serve: ServeStatus | None = None

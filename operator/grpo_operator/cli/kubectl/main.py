@@ -12,7 +12,7 @@ from rich.console import Console
 
 from grpo_operator.api import manifest_yaml
 from grpo_operator.api.names import RESUME_ANNOTATION, rollout_pool
-from grpo_operator.cli.kubectl import cluster_names, requests
+from grpo_operator.cli.kubectl import cluster_names, requests, serving
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl.arguments import Job, errors
 from grpo_operator.cli.kubectl.cluster import Cluster
@@ -241,6 +241,7 @@ def doctor(context: typer.Context, output: Format = "text") -> None:
 
 app.command()(requests.export)
 app.command()(requests.profile)
+app.command()(serving.serve)
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -25,20 +25,26 @@ def export(
     output: Format = "text",
 ) -> None:
     """Export a checkpoint of a job in Hugging Face format, and name its directory in the store."""
+    with errors():
+        _report(exported(context.obj, job, step, quantization, name, wait, output), output)
+
+
+def exported(
+    cluster: Cluster, job: str, step: int | None, quantization: str, name: str, wait: float, output: str
+) -> dict[str, Any]:
+    """Ask for an export, wait for its end, and return its entry of the status; see ``export``."""
     # It imports pydantic, for which no other command should wait.
     from grpo_operator.api.v1alpha1.export_request import request_text
 
-    cluster: Cluster = context.obj
-    with errors():
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        text = request_text(step, quantization, name, now)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    text = request_text(step, quantization, name, now)
 
-        def entry() -> dict[str, Any]:
-            found: dict[str, Any] = _status(cluster, job).get("export") or {}
-            return found if found.get("request") == text else {}
+    def entry() -> dict[str, Any]:
+        found: dict[str, Any] = _status(cluster, job).get("export") or {}
+        return found if found.get("request") == text else {}
 
-        _ask(cluster, job, EXPORT_ANNOTATION, text, output)
-        _report({"request": text} | _ended(entry, wait), output)
+    _ask(cluster, job, EXPORT_ANNOTATION, text, output)
+    return {"request": text} | _ended(entry, wait)
 
 
 def profile(

@@ -34,7 +34,7 @@ from grpo_operator.plan.exports import export_event, own_pods
 from grpo_operator.plan.fork import fork_source, missing_checkpoint
 from grpo_operator.plan.gpu_health.strikes import sick_nodes
 from grpo_operator.plan.observed import Observed, given_way, own_report, pod_name
-from grpo_operator.plan.planner.pool_checks import check_reference
+from grpo_operator.plan.planner.pool_checks import check_reference, check_waits_for_jobs
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.events import job_event
@@ -183,7 +183,9 @@ class JobReconciler:
                 "RolloutPool that you created",
                 "PoolOwned",
             )
-        return Engines(owner_of(pool), spec_of(RolloutPoolSpec, pool, is_accepted(pool)), False)
+        found = spec_of(RolloutPoolSpec, pool, is_accepted(pool))
+        check_waits_for_jobs(found, name)
+        return Engines(owner_of(pool), found, False)
 
     def _layout(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> LayoutStatus:
         """Return the job's layout, from its status if it has one: an accepted job is never refused later.

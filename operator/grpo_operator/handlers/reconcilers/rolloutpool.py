@@ -19,10 +19,12 @@ from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.pool_checks import check_pool
 from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.planner.resources import completed_pool
+from grpo_operator.plan.serving import serving_of
 from grpo_operator.plan.status.events import pool_event
 from grpo_operator.plan.status.rolloutpool import pool_status, refused_pool, settled_pool_images
 from grpo_operator.render import policies
 from grpo_operator.render.accepted_clusters import Places, accepted_pool_cluster
+from grpo_operator.render.serving import serve_service
 
 
 class PoolReconciler:
@@ -76,7 +78,8 @@ class PoolReconciler:
 
     async def _run(self, pool: dict[str, Any], spec: RolloutPoolSpec) -> None:
         context, owner = self._context, owner_of(pool)
-        writer, pods = context.admissions.writer(owner), context.cache.pods_of(owner)
+        pods = context.cache.pods_of(owner)
+        writer = None if spec.serve else context.admissions.writer(owner)
         reports = context.poller.reports(owner)
         moves = context.moves(owner, spec.scheduling)
         observed = Observed(
@@ -96,19 +99,23 @@ class PoolReconciler:
             await self._set_writer(pool, images, observed, writer)
 
     async def _apply(self, pool: dict[str, Any], spec: RolloutPoolSpec, images: SettledImages) -> None:
-        context = self._context
+        context, serving = self._context, serving_of(pool, spec)
         leaves = context.leaves(owner_of(pool), spec.scheduling, spec, None, set())
         children = context.pool_children(pool, spec, leaves)
         children += await context.certificates.children(pool, spec.scheduling.tls, context.cache.live)
         if spec.scheduling.network_policy:
-            egress, jobs = spec.scheduling.egress, policies.ANY_JOB
-            policy = policies.network_policy(pool, context.settings, egress, jobs)
+            egress, jobs = spec.scheduling.egress, None if serving else policies.ANY_JOB
+            policy = policies.network_policy(pool, context.settings, egress, jobs, serving is not None)
             children.append(("networkpolicies", policy))
+        if serving:
+            children.append(("services", serve_service(pool, spec, serving)))
         await context.apply_children(*children)
         places = Places(leaves, context.avoided_hosts(spec.scheduling))
         settings = context.settings.with_images(images)
         cluster = accepted_pool_cluster(pool, settings, places, context.record_of(pool))
         await context.keys.provide(pool, images.key_scope)
+        if spec.serve and spec.serve.secret_name is None:
+            await context.keys.provide_api_key(pool)
         await context.certificates.provide(pool, spec.scheduling.tls)
         await context.apply_ray_cluster(cluster, owner_of(pool))
 

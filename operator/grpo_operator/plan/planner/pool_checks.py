@@ -36,10 +36,21 @@ def check_pool(spec: RolloutPoolSpec) -> None:
             raise RefusedError(shortage, "Infeasible")
 
 
+def check_waits_for_jobs(pool: RolloutPoolSpec, name: str) -> None:
+    """Check that the pool ``name`` takes weights from jobs. Raises RefusedError."""
+    if pool.serve is not None:
+        raise RefusedError(
+            f"spec.rollout.poolRef.name={name}: this pool serves {pool.model.path} (spec.serve), and no job "
+            "may change its weights: name another RolloutPool, or use rollout.template",
+            "PoolServes",
+        )
+
+
 def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
     """Check that a job can use a RolloutPool that it does not own. Raises RefusedError."""
     assert spec.rollout.pool_ref is not None
     name = spec.rollout.pool_ref.name
+    check_waits_for_jobs(pool, name)
     # Job and pool may mount the same files in different ways.
     if pool.model.model_copy(update={"volume": spec.model.volume}) != spec.model:
         raise RefusedError(

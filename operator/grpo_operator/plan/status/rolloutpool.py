@@ -8,6 +8,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolS
 from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus, Phase, SettledImages
 from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.serving import serve_status
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 
 _MAX_MESSAGES = 4  # engine messages quoted in one condition
@@ -36,11 +37,11 @@ def pool_status(
     # A colocated engine that waits while the trainers use its GPUs counts as available.
     available = len(serving) + sum(bool(e.waits) for e in engines)
     enough, whole = available >= spec.min_available, available >= spec.replicas
-    idle = writer is None and not available
+    idle = writer is None and not available and spec.serve is None
     refusal = observed.ray_cluster.refusal if observed.ray_cluster else ""
     text = "; ".join(
         [
-            f"{available} of {spec.replicas} engines serve",
+            f"{available} of {spec.replicas} engines serve" + (f" {spec.model.path}" if spec.serve else ""),
             *_messages(engines),
             *filter(None, [observed.node_problem, refusal]),
         ]
@@ -61,11 +62,12 @@ def pool_status(
         phase="Serving" if whole else ("Degraded" if enough else "Starting"),
         replicas=len(engines),
         ready_replicas=available,
-        weight_version=version,
+        weight_version=None if spec.serve else version,
         bound_to=writer,
         selector=selector,
         engines=engines,
         images=images,
+        serve=serve_status(pool, spec),
     )
 
 
@@ -99,6 +101,7 @@ def refused_pool(
         bound_to=None,
         selector=None,
         engines=[],
+        serve=None,
     )
 
 

@@ -43,7 +43,7 @@ def test_commands_have_descriptions(calls: Path, capsys: pytest.CaptureFixture[s
     assert directive == ":4" and all(described.values())
     assert described.keys() == {
         "status", "events", "logs", "metrics", "samples", "ui", "suspend", "resume", "fork", "doctor",
-        "export", "profile", "plan", "rehearse", "convert",
+        "export", "profile", "serve", "plan", "rehearse", "convert",
     }  # fmt: skip
 
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.names import Owner, owner_in_labels
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_operator.plan.capacity.admission import PoolCandidate, bind
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.pool_checks import check_pool, check_reference
@@ -140,3 +142,34 @@ def test_stop_strings_need_a_pool_with_a_tokenizer() -> None:
 def test_exactly_one_of_template_and_pool_ref_is_required(rollout: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="exactly one of template and poolRef"):
         GRPOJobSpec.model_validate(job(rollout=rollout)["spec"])
+
+
+EXPORT = {"path": "/models/export", "volume": {"mountPath": "/models", "pvc": "runs"}}
+
+
+def test_no_job_can_use_a_pool_that_serves_a_model() -> None:
+    served = pool_spec(model=EXPORT, serve={})
+    with pytest.raises(RefusedError, match=r"serves /models/export .* name another RolloutPool") as refused:
+        check_reference(spec_of(referring(model=EXPORT)), served)
+    assert refused.value.reason == "PoolServes"
+    check_pool(served)
+
+
+def test_the_status_of_a_pool_that_serves_a_model_says_how_to_reach_it() -> None:
+    manifest, spec = pool(model=EXPORT, serve={"modelName": "policy"}), pool_spec(model=EXPORT, serve={})
+    named = RolloutPoolSpec.model_validate(manifest["spec"])
+    idle = pool_status(manifest, spec, OWNER, Observed(), None, NOW)
+    assert (idle.phase, idle.bound_to) == ("Starting", None)
+    assert idle.conditions[0].message == "0 of 2 engines serve /models/export"
+    names_ = [f"shared-{number}" for number in range(2)]
+    labels = {"rl.grpo.dev/rolloutpool": "shared", "rl.grpo.dev/pool": "rollout"}
+    pods: list[dict[str, Any]] = [
+        {"metadata": {"name": name, "labels": labels}, "status": {"podIP": "10.0.0.9"}} for name in names_
+    ]
+    agents = {name: AgentStatus(name=name, state=EngineState.SERVING, weight_version=0) for name in names_}
+    serving = pool_status(manifest, named, OWNER, Observed(pods=tuple(pods), agents=agents), None, NOW)
+    assert (serving.phase, serving.ready_replicas, serving.weight_version) == ("Serving", 2, None)
+    assert serving.serve is not None and serving.serve.wire() == {
+        "url": "http://shared-serve.default.svc", "modelName": "policy", "secretName": "shared-99999999-api",
+    }  # fmt: skip
+    assert pool_status(pool(), pool_spec(), OWNER, Observed(), None, NOW).serve is None

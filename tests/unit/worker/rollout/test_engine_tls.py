@@ -26,6 +26,18 @@ def test_a_pod_with_ipv6_only_listens_on_it(tmp_path: Path, monkeypatch: pytest.
     assert engine_tls.own_arguments(tmp_path / "copies") == ["--host", "::"]
 
 
+def test_users_of_a_served_model_have_a_key_of_their_own(
+    pod: PodTls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "api-key"
+    key.write_text("of-users\n")
+    monkeypatch.setenv("GRPO_API_KEY_FILE", str(key))
+    assert engine_tls.own_arguments(tmp_path / "copies") == ["--api-key", "of-users"]
+    with pod.inside():
+        arguments = engine_tls.own_arguments(tmp_path / "copies")
+    assert arguments.count("--api-key") == 1 and arguments[-1] == "of-users", "not that of a job"
+
+
 def test_the_server_gets_a_certificate_that_only_its_user_can_read(pod: PodTls, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     with pod.inside():

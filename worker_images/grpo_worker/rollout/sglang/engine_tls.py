@@ -1,9 +1,10 @@
-"""Arguments of SGLang's server that depend on the pod: its addresses, and its certificate if it has one."""
+"""Arguments of SGLang's server that depend on the pod: its addresses, its certificate and its key, if any."""
 
+import os
 import threading
 from pathlib import Path
 
-from grpo_operator.api.names import CERTIFICATE, GENERATE, PRIVATE_KEY
+from grpo_operator.api.names import API_KEY_VARIABLE, CERTIFICATE, GENERATE, PRIVATE_KEY
 from grpo_worker.common import tls
 from grpo_worker.common.own_address import only_ipv6
 
@@ -17,18 +18,29 @@ def own_arguments(copies: Path = COPIES) -> list[str]:
     """Return the arguments; with a certificate, a thread goes on to copy what kubelet replaces."""
     arguments = ["--host", "::"] if only_ipv6() else []
     folder = tls.folder()
-    if folder is None:
-        return arguments
+    if folder is not None:
+        arguments += _certificate(folder, copies)
+    key = _key_file(folder)
+    return arguments if key is None else [*arguments, "--api-key", key.read_text().strip()]
+
+
+def _certificate(folder: Path, copies: Path) -> list[str]:
     copies.mkdir(mode=0o700, exist_ok=True)
     copy(folder, copies)
     threading.Thread(target=_copy_forever, args=(folder, copies), daemon=True).start()
     return [
-        *arguments,
         *("--ssl-certfile", str(copies / CERTIFICATE)),
         *("--ssl-keyfile", str(copies / PRIVATE_KEY)),
         "--enable-ssl-refresh",
-        *("--api-key", (folder / GENERATE).read_text().strip()),
     ]
+
+
+def _key_file(folder: Path | None) -> Path | None:
+    """Return the file with the key of requests: that of users, or with TLS that of the job."""
+    served = os.environ.get(API_KEY_VARIABLE)
+    if served:
+        return Path(served)
+    return folder / GENERATE if folder else None
 
 
 def copy(folder: Path, copies: Path) -> None:

@@ -1,7 +1,8 @@
 """Preparation of an engine's server: ``python -m grpo_worker.rollout.sglang.prepare MODEL DIRECTORY``.
 
 The command writes config.json and the key to the server's control routes, which never leaves the pod; with
-``--tokenizer`` it also copies the model's tokenizer. With ``--turn URL`` it then waits until URL answers 200,
+``--tokenizer`` it also copies the model's tokenizer, and with ``--api-key FILE`` the key of requests, so that
+the agent has the one that the server starts with. With ``--turn URL`` it then waits until URL answers 200,
 which means that the engines may use the GPUs that they share with trainers.
 """
 
@@ -15,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from grpo_operator.api.catalog.presets import PRESET
+from grpo_operator.api.names import API_KEY
 from grpo_worker.common import tls
 from grpo_worker.model_files.config import model_config
 from grpo_worker.model_files.names import FP8_CONFIG, TINY_TOKENIZER, TOKENIZER_FILES
@@ -27,6 +29,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--fp8-block128", action="store_true", help="weights are FP8 with block scales")
     parser.add_argument("--tokenizer", action="store_true", help="copy the tokenizer's files")
+    parser.add_argument("--api-key", type=Path, metavar="FILE", help="copy the key of requests")
     parser.add_argument("--turn", metavar="URL", help="wait until this answers 200")
     args = parser.parse_args()
     config = model_config(args.model)
@@ -40,8 +43,19 @@ def main() -> None:
     if not key.exists():  # a restarted engine keeps the key that its agent knows
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex(32))
+    if args.api_key:
+        copy_key(args.api_key, args.directory / API_KEY)
     if args.turn:
         await_turn(args.turn)
+
+
+def copy_key(source: Path, copy: Path) -> None:
+    """Copy the key of requests. Raises ValueError for a file without one."""
+    key = source.read_text().strip()
+    if not key or any(letter.isspace() for letter in key):
+        raise ValueError(f"{API_KEY} in the Secret of serve.secretName must be one word: correct the Secret")
+    copy.touch(mode=0o600)
+    copy.write_text(key)
 
 
 def copy_tokenizer(model: str, directory: Path) -> None:

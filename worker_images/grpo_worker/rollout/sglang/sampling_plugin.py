@@ -10,18 +10,25 @@ Two properties of SGLang 0.5.23 make it necessary:
   zero beforehand.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+SAMPLING = "GRPO_SAMPLING"  # variable; "sglang": requests without a seed are to differ, as users expect
 _BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
 _NO_SEED = 42  # as in SGLang
 _SAMPLING = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
 
 
 def register() -> None:
-    """Entry point: register the hooks in each of SGLang's processes."""
+    """Entry point: register the hooks in each of SGLang's processes; those of sampling only for jobs."""
+    from grpo_worker.rollout.sglang import control_plugin
+
+    control_plugin.register()
+    if os.environ.get(SAMPLING) == "sglang":
+        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from grpo_worker.rollout.sglang import experts_plugin

@@ -81,6 +81,8 @@ class Agent:
         """
         if writer == self._guard.writer:
             return
+        if self._place.own_weights:
+            raise WriterError(f"job {writer} may not write: this engine serves the weights of its own model")
         with self._calls.waiting():
             if not self._lock.acquire(timeout=_BIND_SECONDS):
                 raise WriterError(f"this engine is being updated for {self._guard.writer}: try again")
@@ -222,13 +224,16 @@ class Agent:
         return self._fetcher.received + self._installer.received_elsewhere
 
     def watch(self) -> None:
-        """Check the engine once: detect a restart, and reload the staged version."""
+        """Check the engine once: detect a restart, and reload the staged version, or let it serve its own."""
         if not self._lock.acquire(blocking=False):
             return  # the running update detects a dead engine
         try:
             if self._engine.check():
                 self._served.tidy(self._engine.state)
-                if self._refiller.due():
+                if self._place.own_weights:
+                    if not self._engine.serving:
+                        self._engine.serve_own()
+                elif self._refiller.due():
                     self._refiller.refill()
         finally:
             self._lock.release()

@@ -18,7 +18,7 @@ from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
 # Routes that the server answers without its scheduler.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
-_NO_CONTROL = frozenset({"/ping", "/model_info", "/server_info"})  # routes that need the other key
+_NO_CONTROL = frozenset({"/ping", "/model_info"})  # routes that need the other key
 _SHORT = 5.0  # seconds
 _SERVED = re.compile(r"Weight version updated to (\S+)\.")
 
@@ -31,15 +31,17 @@ class Engine:
     """Client of one server.
 
     ``timeout``: seconds of every call. ``admin_key``: file with the key of the control routes; the engine's
-    container writes it when it starts. ``hosts``: rendezvous of an engine of several hosts.
+    container writes it when it starts. ``hosts``: rendezvous of an engine of several hosts. ``api_key``: file
+    with the key of all other routes of an engine that serves users.
     """
 
     def __init__(
-        self, url: str, timeout: float, admin_key: Path | None = None, hosts: HostRendezvous | None = None
-    ) -> None:
+        self, url: str, timeout: float, admin_key: Path | None = None, hosts: HostRendezvous | None = None,
+        api_key: Path | None = None,
+    ) -> None:  # fmt: skip
         self.url = url
         self._hosts = hosts
-        self._admin_key = admin_key
+        self._admin_key, self._api_key = admin_key, api_key
         # Its requests take the agent half as long as httpx's, which counts: some are made during the pause.
         # Those of other threads than the one that updates have connections of their own.
         verify = tls.own()
@@ -222,13 +224,11 @@ class Engine:
         self._call("GET", "/server_info")
 
     def _request(self, method: str, path: str, timeout: float, body: Any = None) -> urllib3.BaseHTTPResponse:
-        headers = self._generate if self._generate and path in _NO_CONTROL else self._headers()
+        headers = (path in _NO_CONTROL and self._other_headers()) or _bearer(self._admin_key)
         return self._pool.request(method, self.url + path, json=body, headers=headers, timeout=timeout)
 
-    def _headers(self) -> dict[str, str]:
-        if self._admin_key is None or not self._admin_key.is_file():
-            return {}
-        return {"authorization": f"Bearer {self._admin_key.read_text()}"}
+    def _other_headers(self) -> dict[str, str]:
+        return _bearer(self._api_key) if self._api_key is not None else self._generate
 
     def _call(
         self, method: str, path: str, may_be_absent: bool = False, timeout: float | None = None, **body: Any
@@ -252,6 +252,13 @@ class Engine:
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(f"{path}: {answer.get('message', '')[:256]}")
         return answer
+
+
+def _bearer(key: Path | None) -> dict[str, str]:
+    """Return the HTTP headers with the key in a file; none while there is no such file."""
+    if key is None or not key.is_file():
+        return {}
+    return {"authorization": f"Bearer {key.read_text()}"}
 
 
 def _report(answer: dict[str, Any]) -> dict[str, Any]:

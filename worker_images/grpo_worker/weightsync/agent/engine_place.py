@@ -22,6 +22,7 @@ class EnginePlace:
     ``start_seconds``: in which the started servers of all hosts must answer. ``peers``: from which the engine
     is loaded if nobody else does it; None: it waits for the trainers. ``store``: folder of the job in its
     checkpoint store, from which it is loaded if no peer serves. ``relay``: for its further hosts.
+    ``own_weights``: the server loads those of its model itself, and no job may write others.
     """
 
     address: str = "127.0.0.1"
@@ -30,6 +31,7 @@ class EnginePlace:
     peers: Peers | None = None
     store: Path | None = None
     relay: Relay = field(default_factory=Relay)
+    own_weights: bool = False
 
     def further_agents(self) -> list[str]:
         """Return the URLs of the agents of the engine's further hosts, by host."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from grpo_operator.api.names import OWN_VERSION
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.log_lines import LABELS
 from grpo_worker.weightsync.agent import engine_link, metrics
@@ -131,6 +132,12 @@ class ManagedEngine:
         """Take an engine whose weights were overwritten out of service."""
         self.state = self.state.stale(reason)
         self.set_source(None)
+
+    def serve_own(self) -> None:
+        """Let an engine serve that has loaded the weights of its model at its start. Raises EngineError."""
+        self.client.await_scheduler()
+        self.state = self.state.committed(OWN_VERSION)
+        metrics.set_version(OWN_VERSION)
 
     def on_up(self) -> None:
         """Note that a server answers; its weights are unknown."""
