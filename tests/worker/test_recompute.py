@@ -54,6 +54,35 @@ def test_recomputing_modules_or_some_layers_changes_no_bit_of_a_gradient(model: 
         assert [name for name in kept if not torch.equal(found[name], kept[name])] == [], recompute
 
 
+STAGES = {"one": (1, {}), "pp2": (2, {"pipeline": 2}), "pp2-vp2": (2, {"pipeline": 2, "virtual_pipeline": 2})}
+# Numbers of the layers that begin a model chunk.
+FIRST = {"one": {1}, "pp2": {1, 3}, "pp2-vp2": {1, 2, 3, 4}}
+
+
+@pytest.mark.parametrize("layout", STAGES)
+def test_the_first_layers_of_each_stage_compute_twice_and_no_others(layout: str) -> None:
+    once, twice, first = (_passes(layout, text) for text in ("none", "full", "full:1"))
+    assert {name.split()[0] for name in once} == {"1", "2", "3", "4"}
+    assert twice == {name: 2 * count for name, count in once.items()}
+    for name, count in once.items():
+        assert first[name] == count * (1 + (int(name.split()[0]) in FIRST[layout])), name
+
+
+@pytest.mark.parametrize(
+    ("modules", "parts"), [("mlp", ["1 mlp"]), ("mla_up_proj", ["1 up", "2 up", "3 up", "4 up"])]
+)
+def test_only_the_named_modules_compute_twice(modules: str, parts: list[str]) -> None:
+    once, found = _passes("pp2", "none"), _passes("pp2", f"selective:{modules}")
+    assert [name for name in sorted(once) if found[name] == 2 * once[name]] == parts
+    assert all(found[name] == once[name] for name in once if name not in parts)
+
+
+def _passes(layout: str, recompute: str) -> dict[str, int]:
+    world, sizes = STAGES[layout]
+    ranks = run_on_ranks("recompute_cases:passes", world, layout=sizes, recompute=recompute)
+    return {name: count for rank in ranks for name, count in rank.items()}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", NORMS)
 def test_recomputing_norms_changes_rounding_only(model: str, layout: str) -> None:

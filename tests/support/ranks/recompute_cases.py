@@ -1,6 +1,8 @@
 """Functions that run on ranks: gradients under recomputation, and the bytes that a forward pass keeps."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -49,10 +51,30 @@ def with_mtp(layout: dict[str, int], recompute: str) -> tuple[int, dict[str, tor
     return len(passes), found
 
 
-def _step(policy: PolicyModel) -> dict[str, torch.Tensor]:
+def passes(layout: dict[str, int], recompute: str) -> dict[str, int]:
+    """Return how often this rank's layers, and parts of them, compute forward in an update.
+
+    By the number of the layer in the model, from 1, or that and the name of a part.
+    """
+    policy, found = make_model(tiny_model("deepseek_v3"), layout, recompute=recompute), Counter[str]()
+    for layer in (layer for chunk in policy.chunks for layer in chunk.decoder.layers):
+        parts = {"": layer, " mlp": layer.mlp, " up": layer.self_attention.linear_kv_up_proj}
+        for name, part in parts.items():
+            part.register_forward_hook(partial(_count, found, f"{layer.layer_number}{name}"))
+    _step(policy, found.clear)
+    return dict(found)
+
+
+def _count(found: Counter[str], name: str, *_: Any) -> None:
+    found[name] += 1
+
+
+def _step(policy: PolicyModel, before: Callable[[], None] = lambda: None) -> dict[str, torch.Tensor]:
+    """Return the gradient of an update. ``before``: called when the passes before it are done."""
     data = own_rows(batch(0))
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
+    before()
     with patch.object(policy.trainable, "step", lambda: keep_gradients(policy)):
         update(policy, data, kl=0.1)
     return whole_weights(policy)

@@ -1,18 +1,13 @@
-"""Files of a rank's state in an object store: written as a stream of parts, read piece by piece.
+"""Files of a rank's state in an object store: written as a stream of parts, read piece by piece."""
 
-Beside each file lies one with the digest of each of its pieces, the tensors and objects that ranks save. The
-checkpoint's marker has the digests of these, so what a rank reads is what was written.
-"""
-
-import hashlib
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from grpo_worker.checkpointing.store import MARKER, PIECES, DamagedCheckpointError, state_folder
+from grpo_worker.checkpointing.piece_digests import OF_OBJECTS, PieceDigests, PieceNotes, write_pieces
+from grpo_worker.checkpointing.store import DamagedCheckpointError, state_folder
 from grpo_worker.common.object_stream import ObjectStream
 from grpo_worker.common.store_path import patiently
 
@@ -25,23 +20,16 @@ _Span = tuple[int, int]  # first byte and length of a piece
 
 
 class _Upload(ObjectStream):
-    """Stream that notes the digest of each piece. ``pieces``: first byte, length and digest."""
+    """Stream that notes the digest of each piece."""
 
     def __init__(self, file: "UPath") -> None:
         super().__init__(file)
-        self._digest = hashlib.sha256()
-        self.pieces: list[tuple[int, int, str]] = []
+        self.notes = PieceNotes(OF_OBJECTS)
 
     def write(self, data: Any) -> int:
         written = super().write(data)
-        self._digest.update(data)
+        self.notes.add(data)
         return written
-
-    def end_piece(self) -> None:
-        """Note the digest of what was written since the piece before."""
-        start = sum(self.pieces[-1][:2]) if self.pieces else 0
-        self.pieces.append((start, self.tell() - start, self._digest.hexdigest()))
-        self._digest = hashlib.sha256()
 
 
 def upload(file: "UPath", pieces: Sequence[Callable[[Any], Any]]) -> list[Any]:
@@ -53,19 +41,15 @@ def upload(file: "UPath", pieces: Sequence[Callable[[Any], Any]]) -> list[Any]:
 
 
 def _upload(file: "UPath", pieces: Sequence[Callable[[Any], Any]]) -> list[Any]:
-    stream, results = _Upload(file), []
+    stream = _Upload(file)
     try:
-        for write in pieces:
-            results.append(write(stream))
-            stream.end_piece()
+        results = write_pieces(stream, pieces)
         stream.complete()
     except BaseException:
         stream.discard()
-        if stream.problem is not None:  # torch replaces errors of a stream by one about its position
-            raise stream.problem from None
         raise
-    digests = file.with_name(file.name + PIECES)
-    digests.fs.pipe_file(digests.path, json.dumps(stream.pieces).encode())
+    digests = file.with_name(file.name + OF_OBJECTS)
+    digests.fs.pipe_file(digests.path, stream.notes.text().encode())
     return results
 
 
@@ -77,9 +61,7 @@ class ObjectFiles:
 
     def __init__(self, folder: "UPath") -> None:
         self._folder = state_folder(folder)
-        self._digests: dict[str, dict[_Span, str]] = {}
-        marker = json.loads((folder / MARKER).read_text())
-        self._sealed: dict[str, str] = marker["digests"]
+        self._digests = PieceDigests.of(folder)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
         self._wanted: deque[tuple[str, _Span]] = deque()
         self._coming: deque[tuple[str, _Span, Future[bytes]]] = deque()
@@ -105,10 +87,9 @@ class ObjectFiles:
             found = self._coming.popleft()[2].result()
         else:
             found = self._fetch(name, span)
-        if hashlib.sha256(found).hexdigest() != self._digest_of(name, span):
+        if not self._digests.check(name, start, length, found):
             raise DamagedCheckpointError(
-                f"checkpoint {self._folder}: {name} was changed after the save, between bytes {start} and "
-                f"{start + length}; use an older checkpoint"
+                f"checkpoint {self._folder}: {name} has no digests beside it; use an older checkpoint"
             )
         return found
 
@@ -122,24 +103,8 @@ class ObjectFiles:
     def _fetch(self, name: str, span: _Span) -> bytes:
         file, (start, length) = self._folder / name, span
         read = lambda: bytes(file.fs.cat_file(file.path, start=start, end=start + length))  # noqa: E731
-        return self._whole(name, read)
-
-    def _digest_of(self, name: str, span: _Span) -> str | None:
-        if name not in self._digests:
-            self._digests[name] = self._read_digests(name + PIECES)
-        return self._digests[name].get(span)
-
-    def _read_digests(self, name: str) -> dict[_Span, str]:
-        text = self._whole(name, (self._folder / name).read_bytes)
-        if hashlib.sha256(text).hexdigest() != self._sealed.get(name):
-            raise DamagedCheckpointError(
-                f"checkpoint {self._folder}: {name} was changed after the save; use an older checkpoint"
-            )
-        return {(start, length): digest for start, length, digest in json.loads(text)}
-
-    def _whole(self, name: str, read: Callable[[], bytes]) -> bytes:
         try:
-            return patiently(read, f"reading {self._folder / name}")
+            return patiently(read, f"reading {file}")
         except FileNotFoundError as error:
             raise DamagedCheckpointError(
                 f"checkpoint {self._folder}: {name} is missing; use an older checkpoint"

@@ -39,7 +39,8 @@ from grpo_worker.common.store_path import (
 log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
 STATE = ".distcp"  # suffix of the files with tensors
-PIECES = ".sha256"  # suffix of a file with the digests of what is in a file of ``STATE``, in an object store
+# Suffixes of a file with the digests of what is in a file of ``STATE``: in an object store, in a file system.
+PIECES = (".sha256", ".xxh3")
 SET_ASIDE = "DAMAGED"  # name of the marker of a damaged checkpoint, which is removed like incomplete ones
 CONTROLLER_STATE = "controller.json"
 WEIGHTS = "weights"  # folder with a copy of the checkpoint's weight version, which engines can be filled from
@@ -141,8 +142,9 @@ def _begun(root: StorePath) -> list[StorePath]:
 def commit(root: StorePath, step: int, origin: Origin) -> None:
     """Mark a checkpoint as complete with a file that lists its files and is put into place as a whole.
 
-    It has the digests of the small files. Each tensor in a file of ``STATE`` has a checksum beside it, which
-    ranks check when they load it. ``WEIGHTS`` is not listed: training can be restored without it.
+    It has the digests of the small files. Those of ``PIECES`` among them have the digests of what is in the
+    files of ``STATE``, which ranks check when they load it. ``WEIGHTS`` is not listed: training can be
+    restored without it.
     Raises SupersededError if a newer attempt was claimed, and FileNotFoundError without files ``in_place``.
     """
     path = directory(root, step, origin.attempt)
@@ -216,13 +218,20 @@ def verify(path: StorePath, model: str, contents: bool = False) -> Origin:
     there = file_sizes(origin.folder(path)) | own if origin.in_place else own
     for name, size in files.items():
         if there.get(name) != size:
+            found = f"it has {there[name]}" if name in there else "there is none"
             raise DamagedCheckpointError(
-                f"checkpoint {origin.folder(path)}: {name} is missing or not {size} bytes long; {remedy}"
+                f"checkpoint {origin.folder(path)}: {name} is missing or not {size} bytes long ({found}); "
+                f"{remedy}"
             )
     for name, digest in marker.get("digests", {}).items() if contents else ():
         folder = path if name in own else origin.folder(path)
-        if not name.endswith(PIECES) and _digest(folder / name) != digest:
-            raise DamagedCheckpointError(f"checkpoint {folder}: {name} was changed after the save; {remedy}")
+        if name.endswith(PIECES):
+            continue  # each rank checks those that it needs
+        if (found := _digest(folder / name)) != digest:
+            raise DamagedCheckpointError(
+                f"checkpoint {folder}: {name} was changed after the save (its sha256 is {found}, and "
+                f"{digest} was saved); {remedy}"
+            )
     return origin
 
 

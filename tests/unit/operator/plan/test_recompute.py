@@ -1,5 +1,6 @@
 """Cost and memory of recomputation in plans, and specs that plans complete."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -99,6 +100,22 @@ def test_only_counted_layers_of_each_stage_are_recomputed() -> None:
     none, one, three, full = (kept(text) for text in ("none", "full:1", "full:3", "full"))
     assert all(a > b > c >= d for a, b, c, d in zip(none, one, three, full, strict=True))
     assert three[0] == full[0] and three[1] > full[1], "stages of three and of four layers"
+
+
+def test_each_further_layer_takes_no_memory_and_saves_no_time() -> None:
+    counts = range(1, 6)
+    kept = [
+        [
+            s.activations
+            for s in stage_memory(V3, LAYOUT, Workload(8192, 1, 64, recompute_of(f"full:{count}")))
+        ]
+        for count in counts
+    ]
+    for fewer, more in pairwise(kept):
+        assert all(a >= b for a, b in zip(fewer, more, strict=True))
+    assert all(stages[0] > stages[-1] for stages in kept), "a later stage holds fewer micro-batches"
+    costs = [passes_of_update(V3, LAYOUT, ROWS, recompute_of(f"full:{count}")) for count in counts]
+    assert costs == sorted(costs) and costs[0] < costs[-1]
 
 
 def test_virtual_stages_count_the_layers_of_each_chunk() -> None:

@@ -9,6 +9,7 @@ from upath import UPath
 
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.object_files import ObjectFiles, upload
+from grpo_worker.checkpointing.state_writes import write_file
 from grpo_worker.checkpointing.store import (
     DamagedCheckpointError,
     Origin,
@@ -82,6 +83,26 @@ def test_a_changed_bit_is_found_by_the_digests(job: UPath, name: str) -> None:
     files = ObjectFiles(place)
     with pytest.raises(DamagedCheckpointError, match=rf"{name} was changed after the save"):
         files.read("__0_0.distcp", 5, 20)
+
+
+def test_a_copy_of_files_has_the_digests_of_their_pieces(job: UPath, tmp_path: Path) -> None:
+    place, disk = directory(job / "checkpoints", 1), tmp_path / "__0_0.distcp"
+    write_file(disk, [lambda s: s.write(b"first"), lambda s: s.write(bytes(20))])
+    for file in tmp_path.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    commit(job / "checkpoints", 1, Origin(MODEL, ""))
+    assert ObjectFiles(place).read("__0_0.distcp", 0, 5) == b"first"
+    (place / "__0_0.distcp").write_bytes(b"other" + bytes(20))
+    with pytest.raises(DamagedCheckpointError, match="the xxh3 of its 5 bytes there is"):
+        ObjectFiles(place).read("__0_0.distcp", 0, 5)
+
+
+def test_an_object_without_digests_is_refused(job: UPath) -> None:
+    place = directory(job / "checkpoints", 1)
+    (place / "__0_0.distcp").write_bytes(b"first")
+    commit(job / "checkpoints", 1, Origin(MODEL, ""))
+    with pytest.raises(DamagedCheckpointError, match=r"__0_0\.distcp has no digests beside it"):
+        ObjectFiles(place).read("__0_0.distcp", 0, 5)
 
 
 def test_a_missing_file_is_found(job: UPath) -> None:

@@ -148,7 +148,10 @@ def test_only_complete_checkpoints_count_and_the_newest_are_kept(tmp_path: Path)
         (lambda marker: _replace(marker, '"origin"', '"from"'), "cannot be read"),
         (lambda marker: _replace(marker, '"format": 1', '"format": 2'), "has format 2, .* up to 1: use"),
         (lambda marker: _replace(marker, "0123abcd", "ffff"), "is of another model .* set spec.model.path"),
-        (lambda marker: (marker.parent / "data.distcp").write_bytes(b"x"), "not 5 bytes long; remove"),
+        (
+            lambda marker: (marker.parent / "data.distcp").write_bytes(b"x"),
+            "not 5 bytes long .it has 1.; remove",
+        ),
     ],
     ids=["torn", "half-marker", "no-origin", "newer", "foreign", "truncated"],
 )
@@ -191,7 +194,9 @@ def test_a_changed_small_file_is_damage(tmp_path: Path) -> None:
     store.commit(tmp_path, 4, ORIGIN)
     (path / ".metadata").write_bytes(b"0124")
     assert store.verify(path, ORIGIN.model) == ORIGIN, "ranks look at the sizes only"
-    with pytest.raises(store.DamagedCheckpointError, match=r"\.metadata was changed after the save; remove"):
+    with pytest.raises(
+        store.DamagedCheckpointError, match=r"\.metadata was changed after the save .its sha256 is .*; remove"
+    ):
         store.verify(path, ORIGIN.model, contents=True)
     assert store.newest_sound(tmp_path, ORIGIN.model) is None
 

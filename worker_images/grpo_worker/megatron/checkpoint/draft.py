@@ -54,7 +54,7 @@ def small_files(folder: "UPath") -> Draft:
     """Return a draft with copies of the small files of a checkpoint in an object store."""
     draft = Draft()
     for name in file_sizes(folder):
-        if not name.endswith((STATE, PIECES)):
+        if not name.endswith((STATE, *PIECES)):
             (draft.path / name).write_bytes((folder / name).read_bytes())
     return draft
 

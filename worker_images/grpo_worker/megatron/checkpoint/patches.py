@@ -6,12 +6,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from grpo_worker.checkpointing.object_files import upload
+from grpo_worker.checkpointing.state_writes import write_file
 from grpo_worker.megatron.checkpoint.host_pool import POOL
 from grpo_worker.megatron.versions import found
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, WRITTEN
@@ -27,8 +29,7 @@ def write_in_threads(module: Any) -> None:
     makes no copy, because training overwrites it during the write.
     """
     writer = module.FileSystemWriterAsync
-    for name in ("preload_tensors", "write_preloaded_data"):
-        assert hasattr(writer, name), f"megatron-core has no FileSystemWriterAsync.{name} any more"
+    assert hasattr(writer, "preload_tensors"), "megatron-core has no FileSystemWriterAsync.preload_tensors"
     several = found(writer, "write_preloaded_data_multiproc", "write_preloaded_data_multithread")
 
     def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
@@ -42,13 +43,10 @@ def write_in_threads(module: Any) -> None:
 
     def write(transforms: Any, _msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
         done: queue.Queue[Any] = queue.Queue()
-        slots: queue.Queue[Any] = queue.Queue()
-        threads = []
-        for index, bucket in enumerate(buckets):
-            slots.put(index)
-            args = (transforms, index, bucket, done, slots, True)
-            target = writer.write_preloaded_data if isinstance(bucket[0], str) else upload_bucket
-            threads.append(threading.Thread(target=target, args=args))
+        threads = [
+            threading.Thread(target=write_bucket, args=(transforms, index, bucket, done))
+            for index, bucket in enumerate(buckets)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -59,9 +57,11 @@ def write_in_threads(module: Any) -> None:
         errors = [value for value in written.values() if isinstance(value, Exception)]
         results.put(errors[0] if errors else written)
 
-    def upload_bucket(transforms: Any, index: int, bucket: Any, done: Any, *_: Any) -> None:
+    def write_bucket(transforms: Any, index: int, bucket: Any, done: Any) -> None:
+        file, pieces = bucket[0], _pieces(module, transforms, bucket)
         try:
-            done.put((index, upload(bucket[0], _pieces(module, transforms, bucket))))
+            results = write_file(Path(file), pieces) if isinstance(file, str) else upload(file, pieces)
+            done.put((index, results))
         except Exception as error:  # noqa: BLE001 - all ranks get it
             done.put((index, error))
 
