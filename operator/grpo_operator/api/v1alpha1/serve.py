@@ -1,7 +1,7 @@
 """Serving of a model by a RolloutPool that no job writes to."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 
 _KEY_OR_NAME = r"^--(api-key|served-model-name|weight-version)(=.*)?$"
-SERVE_RULES: tuple[Rule["RolloutPoolSpec"], ...] = (
+_RULES: tuple[Rule["RolloutPoolSpec"], ...] = (
     Rule(
         f"!has(self.serve) || !self.model.path.startsWith('{PRESET}')",
         "serve needs weights, which a preset does not have: set model.path to a model directory, such as an "
@@ -38,6 +38,7 @@ SERVE_RULES: tuple[Rule["RolloutPoolSpec"], ...] = (
         ),
     ),
 )
+SERVE_RULES: tuple[Rule[Any], ...] = _RULES  # beside those of RolloutTemplate, which RolloutPoolSpec extends
 SERVE_UPDATE_RULES = (
     UpdateRule(
         "has(oldSelf.serve) == has(self.serve) && (!has(self.serve) || oldSelf.serve == self.serve)",
