@@ -152,7 +152,7 @@ def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_a_run_with_a_restart_has_each_table_once_and_its_page(
     tmp_path: Path, tracking: dict[str, Any]
 ) -> None:
-    sets = [{"name": "gcd", "data": "reasoning-gym:gcd", "samples": 5}]
+    sets = [{"name": "gcd", "data": "reasoning-gym:gcd", "prompts": 5}]
     world = World(
         tmp_path / "job", steps=6, observability=tracking, validation={"sets": sets, "everySteps": 3}
     )

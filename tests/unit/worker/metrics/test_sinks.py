@@ -123,11 +123,12 @@ def test_mlflow_keeps_one_run_across_attempts(tracking: MlflowSpec) -> None:
     other = Mlflow(tracking, "another-job", {})
     second = Mlflow(tracking, "job", config | {"totalSteps": 9})
     assert second._client.get_run(second._run).info.status == "RUNNING"
-    second.write(2, {"actor/loss": 0.25})
+    second.write(2, {"actor/loss": 0.25, "val/gcd/pass@8/mean": 0.75})
     second.end(failed=False)
     history = second._client.get_metric_history(second._run, "actor/loss")
     assert [(entry.step, entry.value) for entry in history] == [(1, 0.5), (2, 0.25)]
     run = second._client.get_run(second._run)
+    assert run.data.metrics["val/gcd/pass_8/mean"] == 0.75, "MLflow refuses @ in names"
     assert run.info.status == "FINISHED" and other._run != second._run
     assert run.data.params["trainer.optimizer.lr"] == "0.0625" and len(run.data.params) == 152
 

@@ -1,6 +1,7 @@
 """Sink that writes an MLflow run."""
 
 import json
+import re
 import time
 from typing import Any
 
@@ -36,7 +37,9 @@ class Mlflow:
         from mlflow.entities import Param
 
         params = [
-            Param(name, value[:_VALUE]) for name, value in flattened(config).items() if name not in known
+            Param(_allowed(name), value[:_VALUE])
+            for name, value in flattened(config).items()
+            if _allowed(name) not in known
         ]
         for first in range(0, len(params), _PARAMS):
             self._client.log_batch(self._run, params=params[first : first + _PARAMS])
@@ -49,7 +52,7 @@ class Mlflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        entries = [Metric(name, value, now, step) for name, value in metrics.items()]
+        entries = [Metric(_allowed(name), value, now, step) for name, value in metrics.items()]
         self._client.log_batch(self._run, metrics=entries)
 
     def table(self, table: SampleTable) -> None:
@@ -72,3 +75,8 @@ class Mlflow:
     def end(self, failed: bool) -> None:
         """Mark the run as finished or failed."""
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+def _allowed(name: str) -> str:
+    """Return a name without characters that MLflow refuses, such as the @ of pass@8."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
