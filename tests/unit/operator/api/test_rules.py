@@ -93,6 +93,10 @@ CASES: dict[str, Changes] = {
         "validation": {"sets": [GCD], "keepBest": "gcd", "onRegression": "stop", "regressionMargin": 0.1}
     },
     "validation that stops for no set": {"validation": {"sets": [GCD], "onRegression": "stop"}},
+    "validation that rolls back": {
+        "validation": {"sets": [GCD], "keepBest": "gcd", "onRegression": "rollback", "rollbacks": 2}
+    },
+    "validation that rolls back for no set": {"validation": {"sets": [GCD], "onRegression": "rollback"}},
     "validation by sampling": {"validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7}},
     "validation by greedy samples": {"validation": {"sets": [GCD], "samplesPerPrompt": 4}},
     "validation with pass@k": {
