@@ -21,7 +21,7 @@ BEST, FALLEN = 4, 8  # steps: the checkpoint that is kept, and the validation th
 FALLING = {0: 0.25, 2: 0.5, 4: 0.75, 6: 0.5, 8: 0.5}
 SET = {"name": "gcd", "data": "reasoning-gym:gcd", "prompts": 2}
 RULE = {"onRegression": "rollback", "keepBest": "gcd", "regressionMargin": 0.1, "regressionValidations": 2}
-AHEAD = {"staleness": {"maxVersionLag": 1}}
+AHEAD: dict[str, Any] = {"staleness": {"maxVersionLag": 1}}
 
 
 def _world(folder: Path, rollbacks: int = 1, memory: bool = False, **changes: Any) -> World:
@@ -143,7 +143,7 @@ def test_a_job_without_a_checkpoint_from_before_the_fall_ends(tmp_path: Path) ->
 
 
 def test_a_checkpoint_that_was_not_saved_is_no_way_back(tmp_path: Path) -> None:
-    world, missing = _world(tmp_path), []
+    world, missing = _world(tmp_path), list[Path]()
 
     def remove(version: int) -> None:
         if version == FALLEN and not missing:
