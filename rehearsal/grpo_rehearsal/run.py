@@ -165,8 +165,9 @@ def _here(config: JobConfig, scenario: Scenario, folder: Path) -> JobConfig:
     """
     spec = config.spec
     model = spec.model.model_copy(update={"path": str(folder / "model")})
-    # Validation runs beside the steps, in a thread that virtual time does not know.
-    spec = spec.model_copy(update={"model": model, "total_steps": scenario.steps, "validation": None})
+    # Validation runs beside the steps, in a thread that virtual time does not know; the metrics mean nothing.
+    less = {"validation": None, "divergence": None}
+    spec = spec.model_copy(update={"model": model, "total_steps": scenario.steps} | less)
     if not spec.data.train.startswith(GYM):
         data = spec.data.model_copy(update={"train": _PROMPTS, "volume": None})
         spec = spec.model_copy(update={"data": data, "reward": None})

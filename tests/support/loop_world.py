@@ -249,7 +249,9 @@ class Engines(Scorer):
             group.set_exception(error)
         return group
 
-    def sampler(self, params: dict[str, Any], *, n: int, seed: int) -> "ValidationEngines":
+    def sampler(
+        self, params: dict[str, Any], *, n: int, seed: int, share: float = 1.0
+    ) -> "ValidationEngines":
         return ValidationEngines(self._world, self, n)
 
     def _group(self, prompt: Prompt, version: int) -> list[Sample]:

@@ -95,6 +95,8 @@ _REASONS = {
     "can read the files of the controller's pod. See [code of the job](../concepts/job-code.md).",
     "ValidationRegressed": "The job has failed because its scores have fallen (`validation.onRegression`). "
     "The message names the best step. See [validation](../guides/validation.md#when-scores-fall).",
+    "Diverged": "The job has failed because a metric has stayed outside of its range (`divergence`). The "
+    "message names metric and steps. See [validation](../guides/validation.md#divergence).",
     "PoolsWhole": "All ranks and engines are ready.",
     "PoolsIncomplete": "Some ranks or engines are not ready. They are restarted or replaced.",
     "EnginesServing": "At least `minAvailable` engines serve.",
@@ -107,6 +109,8 @@ _REASONS = {
     "ResumeRefused": f"{_EVENT} The annotation `rl.grpo.dev/resume` changes nothing; the message says why.",
     "TotalStepsChanged": f"{_EVENT} The controller of a running job has taken over a changed `totalSteps`.",
     "TrainingRestarted": f"{_EVENT} The gang was restarted; the message names the cause.",
+    "TrainingRolledBack": f"{_EVENT} The job went back to an older checkpoint and skips the prompts since "
+    "(`validation.onRegression`, `divergence`). See [validation](../guides/validation.md#going-back).",
     "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
     "Released": f"{_EVENT} No job writes weights to the pool any more.",
     "ControllerSuperseded": f"{_EVENT} The job's controller had given way to one on a node that is cut off. "

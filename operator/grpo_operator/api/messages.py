@@ -170,7 +170,8 @@ class ControllerStatus(Message):
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
     ``writer``: identity of the job, "" from an image that does not report it yet.
-    ``validation``: of each validation set. ``regressed``: the run has failed because scores have fallen.
+    ``validation``: of each validation set. ``regressed``: the run has failed because scores have fallen,
+    ``diverged``: because a metric has stayed outside of its range.
     ``resumed_from``: checkpoint of another job that this controller has started the job from, or "".
     ``resumes``: those in its JobConfig, None from an image that does not report them yet.
     """
@@ -217,6 +218,7 @@ class ControllerStatus(Message):
     writer: str = ""
     validation: list[ValidationResult] = Field(default_factory=list)
     regressed: bool = False
+    diverged: bool = False
     resumed_from: str = ""
     resumes: int | None = None
     superseded: bool = False

@@ -11,6 +11,7 @@ import errno
 import re
 from pathlib import Path
 
+from grpo_worker.checkpointing.rollbacks import abandoned
 from grpo_worker.common.files import write_text
 from grpo_worker.common.store_path import StorePath, children, create, remove_tree
 
@@ -86,10 +87,11 @@ def restored(folder: StorePath) -> tuple[int, int]:
 def counts(folder: StorePath, step: int, attempt: int) -> bool:
     """Return whether what an attempt saved after ``step`` belongs to the job's course.
 
-    It does not if a newer attempt has started from an earlier step: that one repeats the step.
+    It does not if a newer attempt has started from an earlier step: that one repeats the step. Nor does it
+    if the job was rolled back to an earlier step since.
     """
     newer, start = restored(folder)
-    return attempt >= newer or step <= start
+    return (attempt >= newer or step <= start) and not abandoned(folder, step, attempt)
 
 
 def _place(folder: StorePath, attempt: int) -> StorePath:

@@ -17,6 +17,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS
+from grpo_worker.checkpointing.rollbacks import latest_after, rollbacks
 from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
     MARKER,
@@ -99,7 +100,9 @@ class Fork:
             own = 0 if alone else step
             place = directory(root, own, attempt)
             try:
-                self._take(root, own, source, replace(origin, attempt=attempt, policy_only=alone))
+                self._take(
+                    root, own, source, origin.attempt, replace(origin, attempt=attempt, policy_only=alone)
+                )
             except FileNotFoundError:
                 remove_tree(place)
                 if not left:
@@ -109,10 +112,10 @@ class Fork:
             return source
         return None
 
-    def _take(self, root: StorePath, step: int, source: StorePath, origin: Origin) -> None:
+    def _take(self, root: StorePath, step: int, source: StorePath, saved_by: int, origin: Origin) -> None:
         """Complete the job's own checkpoint with the files of ``source``, which has this origin.
 
-        Raises FileNotFoundError if any of them is gone.
+        ``saved_by``: attempt of the other job. Raises FileNotFoundError if any of the files is gone.
         """
         place = directory(root, step, origin.attempt)
         if isinstance(place, Path):
@@ -120,13 +123,19 @@ class Fork:
             origin = replace(origin, source=str(source))
         else:
             origin = replace(origin, source=str(origin.folder(source)), in_place=True)
-        state = None if origin.policy_only else self._controller_state(source)
+        state = None if origin.policy_only else self._controller_state(source, saved_by)
         (place / CONTROLLER_STATE).write_text(json.dumps(state))
         commit(root, step, origin)
 
-    def _controller_state(self, source: StorePath) -> dict[str, Any]:
-        """Return the controller's state, without a position in other data than this job's."""
+    def _controller_state(self, source: StorePath, attempt: int) -> dict[str, Any]:
+        """Return the controller's state, without a position in other data than this job's.
+
+        ``attempt``: of the other job, that saved it. Prompts that a rollback has abandoned since are skipped.
+        """
         state: dict[str, Any] = json.loads((source / CONTROLLER_STATE).read_text())
+        rolled_back = latest_after(rollbacks(source.parent.parent), attempt)
+        if rolled_back is not None:
+            state["source"] = rolled_back.position
         own = data_of(self.spec)
         if state.get(DATA, own) != own:
             log.warning("the data are read from their beginning: they are %s, not %s", own, state[DATA])

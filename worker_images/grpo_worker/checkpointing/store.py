@@ -21,6 +21,7 @@ from typing import Any, cast
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.best import best_step
+from grpo_worker.checkpointing.rollbacks import abandoned
 from grpo_worker.common.files import write_text
 from grpo_worker.common.known_fields import known
 from grpo_worker.common.store_path import (
@@ -255,10 +256,15 @@ def _digest(file: StorePath) -> str:
 
 
 def remove_remains(root: StorePath, attempt: int) -> None:
-    """Remove what older attempts have begun and not completed, so that a new checkpoint has room."""
+    """Remove what older attempts have begun and not completed, so that a new checkpoint has room.
+
+    What rollbacks have abandoned goes too.
+    """
     for path in _begun(root):
+        step, own = step_and_attempt(path)
         finished = has_file(path / MARKER) or has_file(path / SET_ASIDE)
-        if step_and_attempt(path)[1] < attempt and not finished:
+        if own < attempt and (not finished or abandoned(root.parent, step, own)):
+            remove_file(path / MARKER)  # first, so that no partial directory has a marker
             remove_tree(path)
 
 

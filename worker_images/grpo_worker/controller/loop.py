@@ -25,6 +25,7 @@ from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.recovery.departure import LeavingError
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
+from grpo_worker.controller.recovery.rollback import roll_back
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
 from grpo_worker.controller.run_artifacts import run_artifacts
 from grpo_worker.controller.status.gpu_time import GpuTime
@@ -35,6 +36,8 @@ from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.controller.training.image_versions import check_pool
+from grpo_worker.controller.validation.divergence import DivergenceWatch
+from grpo_worker.controller.validation.setback import SetbackError
 from grpo_worker.controller.validation.validator import validator_of
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
 from grpo_worker.metrics.generation import refused_message
@@ -45,6 +48,7 @@ from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
+from grpo_worker.run_page.records import step_records
 from grpo_worker.run_page.snapshot import Run
 from grpo_worker.samples.writer import SampleWriter
 from grpo_worker.weightsync.protocol.version import Version
@@ -74,6 +78,7 @@ class GrpoLoop:
         self._departure.watch(trainers)
         self._spec = spec
         self._clock = clock
+        self._folder = folder
         self._board = board
         self._trainers = trainers
         self._pool, self._client = pool, client
@@ -115,6 +120,7 @@ class GrpoLoop:
             partial(self._gpus.generates, purpose="validation"), self._records.validated,
             self._record.check_claims,
         )  # fmt: skip
+        self._divergence = DivergenceWatch(spec.divergence)
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
@@ -143,6 +149,8 @@ class GrpoLoop:
                 return
             except SupersededError:
                 raise
+            except SetbackError as setback:
+                self._end_attempt(self._roll_back(setback))
             except LeavingError as leaving:
                 with self._departure.saving():
                     failure = self._save_leaving(leaving)
@@ -156,7 +164,7 @@ class GrpoLoop:
             self._records.end(partial(run_artifacts, self._page.folder), failed=True)
             self._board.update(
                 phase=Phase.FAILED, message=self._record.failed, regressed=self._record.regressed,
-                validation=self._validator.results,
+                diverged=self._record.diverged, validation=self._validator.results,
             )  # fmt: skip
         else:
             self._gpus.save().result()
@@ -209,11 +217,16 @@ class GrpoLoop:
             self._scheduler.restore(restored.step, restored.attempt)
             self._parking.discard()
             self._load_state(restored.controller_state or self._initial_state)
+            if restored.position is not None:
+                self._source.load_state_dict(restored.position)
         self._step = restored.step
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
         self._samples.truncate(self._step)
-        self._validator.begin_attempt(self._step, self._record.attempt, self._record.went_on_from(self._step))
+        resumed = self._record.went_on_from(self._step)
+        self._validator.begin_attempt(self._step, self._record.attempt, resumed)
+        self._divergence.begin_attempt(step_records(self._folder), resumed)
+        self._check_divergence()
 
     def _lacks_steps(self) -> bool:
         """Return whether steps are missing, by the job's file as it is now."""
@@ -246,7 +259,7 @@ class GrpoLoop:
         self._report()
         self._gpus.trains(Use.WAIT)
         rollouts = self._generate(version, timer)
-        self._validator.begin(version)
+        self._validator.begin(version, self._source.behind_drawn())
         if self._spec.shares_gpus:
             self._wait_for_validation(timer)
         self._poll_checkpoint()
@@ -276,11 +289,7 @@ class GrpoLoop:
         if self._gpus.finish_step(step):
             self._recovery.ends(step)
         seconds = timer.total()
-        metrics["data/too_long"] = float(self._source.too_long)
-        metrics["recovery/unread_records"] = float(self._record.unread)
-        metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
-        metrics |= self._samples.metrics() | self._validator.metrics() | self._gpus.idle
-        metrics["reward/failures"] = float(self._reward.failures)
+        metrics |= self._counts()
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
         self._failures.step_finished(step)
@@ -292,6 +301,23 @@ class GrpoLoop:
             message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
             stragglers=self._training.watch.stragglers, straggler_count=self._training.watch.count,
         )  # fmt: skip
+        self._divergence.note(step, metrics)
+        self._check_divergence()
+
+    def _counts(self) -> dict[str, float]:
+        """Return metrics that count what has happened so far, and those of the GPUs' idle time."""
+        counts = {
+            "data/too_long": float(self._source.too_long),
+            "recovery/unread_records": float(self._record.unread),
+            "recovery/checkpoint_put_off_steps": float(self._checkpoints.put_off),
+            "reward/failures": float(self._reward.failures),
+        }
+        if self._record.rollbacks:
+            counts["recovery/rollbacks"] = float(self._record.rollbacks)
+        return counts | self._samples.metrics() | self._validator.metrics() | self._gpus.idle
+
+    def _check_divergence(self) -> None:
+        self._divergence.check(self._spec.total_steps, self._source.behind_drawn())
 
     def _keep_samples(
         self, step: int, rollouts: RolloutBatch, scores: Sequence[float], batch: RaggedBatch
@@ -348,7 +374,7 @@ class GrpoLoop:
         """Validate the final weights, if their turn has come."""
         timer = StepTimer(self._clock)
         self._parking.run(lambda: self._weights.before_generation(timer))
-        self._validator.begin(Version(self._step))
+        self._validator.begin(Version(self._step), self._source.behind_drawn())
         self._wait_for_validation(timer)
 
     def _note_trained(
@@ -466,23 +492,41 @@ class GrpoLoop:
         self._gpus.stops(failure.cause)
         self._recovery.begins(failure.cause, failure.since, message)
         if failure.final:
-            self._failures.end(failure.message, failure.regressed)
+            self._failures.end(failure.message, failure.regressed, failure.diverged)
         else:
-            log.warning("attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message)
-            # The end of this controller in time is no failure, and nobody waits for the next attempt.
-            leaves = self._departure.own
-            node = failure.host.node if failure.host else ""
-            counted = failure.message, failure.cause, self._step + 1, node
-            seconds = 0.0 if leaves else self._failures.count(*counted)
-            later = utc_time(seconds) if seconds else ""
+            reported = {"message": message}
+            if failure.cause != "rollback":
+                log.warning(
+                    "attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message
+                )
+                # The end of this controller in time is no failure, and nobody waits for the next attempt.
+                leaves = self._departure.own
+                node = failure.host.node if failure.host else ""
+                counted = failure.message, failure.cause, self._step + 1, node
+                seconds = 0.0 if leaves else self._failures.count(*counted)
+                later = utc_time(seconds) if seconds else ""
+                reported |= {"last_failure": message, "next_attempt": later}
             self._report(
-                phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later,
-                waiting="", trainers=[], stragglers=[], straggler_count=0,
-            )  # fmt: skip
+                phase=Phase.RECOVERING, waiting="", trainers=[], stragglers=[], straggler_count=0, **reported
+            )
         self._trainers.stop()
         self._recovery.enters(Part.START)
         if not self._record.failed:
             self._clock.sleep(seconds)
+
+    def _roll_back(self, setback: SetbackError) -> Failure:
+        """Roll the job back, or end it; return how the attempt ends.
+
+        If a checkpoint that is being written, or anything else, fails meanwhile, the next attempt decides.
+        """
+        try:
+            self._finish_background()
+            self._checkpoints.settle()
+            return roll_back(setback, self._record, self._checkpoints.complete_steps)
+        except SupersededError:
+            raise
+        except Exception as error:  # noqa: BLE001 - like any other failure
+            return failure_of(error, self._spec.checkpoint.store.label)
 
     def _state(self) -> dict[str, Any]:
         """Return the controller's state for a checkpoint."""

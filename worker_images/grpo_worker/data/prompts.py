@@ -84,6 +84,11 @@ class PromptSource:
             self._in_flight = [index for index in self._in_flight if index not in used]
             self._trained = frozenset()
 
+    def behind_drawn(self) -> dict[str, Any]:
+        """Return the state from which none of the prompts that were drawn so far comes again."""
+        with self._lock:
+            return {"cursor": self._cursor, "in_flight": [], "too_long": self._too_long}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         with self._lock:

@@ -124,13 +124,14 @@ class RolloutClient:
         """
         self._wishes = Wishes(params, experts)
 
-    def sampler(self, params: dict[str, Any], *, n: int, seed: int) -> Sampler:
+    def sampler(self, params: dict[str, Any], *, n: int, seed: int, share: float = 1.0) -> Sampler:
         """Return a client that draws ``n`` samples of each prompt with other parameters.
 
-        Its prompts must have indices that no prompt of this client has.
+        Its prompts must have indices that no prompt of this client has. ``share``: of the engines that it
+        uses, rounded up.
         """
         generator = Generator(
-            self._dispatcher, self._http, self._watch, seed=seed, n=n, partial=False, last=True
+            self._dispatcher, self._http, self._watch, seed=seed, n=n, partial=False, last=True, share=share
         )
         return Sampler(self._loop, generator, Wishes(params))
 

@@ -4,7 +4,8 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,7 @@ from grpo_worker.rollout.trials import Trials
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two looks at the engines while samples are awaited
 _REPORT_SECONDS = 5.0  # for one report of an engine's load
+_ROUNDING = 1e-9  # 0.55 x 20 is a little above 11
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,7 @@ class _Wanted:
     tokens: int
     avoid: set[str]
     trial: Callable[[], bool]
+    share: float
     lease: "asyncio.Future[Lease]"
 
 
@@ -81,9 +84,11 @@ class Dispatcher:
 
     async def acquire(
         self, order: int, version: int, prompt: int, tokens: int, avoid: set[str],
-        trial: Callable[[], bool] = lambda: False,
+        trial: Callable[[], bool] = lambda: False, share: float = 1.0,
     ) -> Lease:  # fmt: skip
         """Wait for a place. ``order``: smaller numbers first. ``tokens``, ``avoid``: see ``Placement.place``.
+
+        ``share``: of the engines that may be used, see ``share_of``.
 
         ``trial``: returns whether the prompt is suspected to make engines fail. Until ``passed`` or
         ``release`` its engine tries no other such prompt, and no other engine tries this one.
@@ -91,7 +96,7 @@ class Dispatcher:
         Raises TimeoutError when no engine serves ``version`` for the dispatcher's patience.
         """
         lease: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        wanted = _Wanted(version, prompt, tokens, avoid, trial, lease)
+        wanted = _Wanted(version, prompt, tokens, avoid, trial, share, lease)
         heapq.heappush(self._queues.setdefault(version, []), (order, next(self._ties), wanted))
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch())
@@ -160,9 +165,9 @@ class Dispatcher:
         """Forget which engine holds a prompt of which no sample is left."""
         self._placement.forget(prompt)
 
-    def serving(self, version: int) -> set[str]:
-        """Return the engines on which a sample of ``version`` may run."""
-        return {entry.name for entry in self._usable(version)}
+    def serving(self, version: int, share: float = 1.0) -> set[str]:
+        """Return the engines on which a sample of ``version`` may run. ``share``: as for ``acquire``."""
+        return share_of({entry.name for entry in self._usable(version)}, share)
 
     def _usable(self, version: int) -> list[EngineEntry]:
         """Return the engines that serve ``version``, without those that were silent and still are."""
@@ -180,13 +185,15 @@ class Dispatcher:
             entries = {e.name: e for e in self._usable(version)}
             if not entries or entries.keys() - self._active.keys():
                 continue  # the first requests are spread when the load of all engines is known
-            names = entries.keys()
+            names_of: dict[float, set[str]] = {}  # engines by the share of them that a sample may use
             while queue:
                 item = heapq.heappop(queue)
                 wanted = item[-1]
                 if wanted.lease.done():  # cancelled
                     continue
-                trial = wanted.trial()
+                if wanted.share not in names_of:
+                    names_of[wanted.share] = share_of(entries, wanted.share)
+                trial, names = wanted.trial(), names_of[wanted.share]
                 allowed = self._trials.allowed(wanted.prompt, names) if trial else names
                 place = self._placement.place(allowed, wanted.prompt, wanted.tokens, wanted.avoid)
                 if place is None:
@@ -294,6 +301,12 @@ class Dispatcher:
                 for *_, wanted in self._queues.pop(version):
                     if not wanted.lease.done():
                         wanted.lease.set_exception(TimeoutError(text))
+
+
+def share_of(engines: Iterable[str], share: float) -> set[str]:
+    """Return a share of the engines, rounded up: the first ones by name."""
+    names = sorted(engines)
+    return set(names[: math.ceil(share * len(names) - _ROUNDING)])
 
 
 def _now() -> float:

@@ -61,14 +61,15 @@ class Generator:
 
     def __init__(
         self, dispatcher: Dispatcher, http: EngineHttp, watch: SampleWatch, *, seed: int, n: int,
-        partial: bool, last: bool = False,
+        partial: bool, last: bool = False, share: float = 1.0,
     ) -> None:  # fmt: skip
         """Create a generator of ``n`` samples a prompt; ``partial`` as for RolloutClient.
 
-        ``last``: its samples wait until those of all other generators have engines.
+        ``last``: its samples wait until those of all other generators have engines. ``share``: of the
+        engines that it uses.
         """
         self._dispatcher, self._http, self._watch = dispatcher, http, watch
-        self._seed, self._n, self._partial = seed, n, partial
+        self._seed, self._n, self._partial, self._share = seed, n, partial, share
         self._orders = itertools.count(_LAST if last else 0)
         self._served = Served()
         self._given_up = GivenUp()
@@ -140,7 +141,7 @@ class Generator:
                 tokens = len(work.prompt.ids) + work.kept
                 lease = await self._dispatcher.acquire(
                     order, version, work.prompt.index, tokens, avoid | set(refused) | evidence.engines,
-                    lambda: any(other.suspect for other in group),
+                    lambda: any(other.suspect for other in group), self._share,
                 )  # fmt: skip
                 name, failure = lease.entry.name, None
                 try:
@@ -202,7 +203,7 @@ class Generator:
             evidence.suspect = True
             if self._served.others(lease.entry, work.prompt):
                 evidence.charge(lease.entry)
-            if evidence.convicts(self._dispatcher.serving(version)):
+            if evidence.convicts(self._dispatcher.serving(version, self._share)):
                 self._verdicts[work.prompt.index] = (
                     f"{lease.entry.name} fails to sample: {error!r} ({evidence.count} times, on engines that "
                     f"serve other prompts: {', '.join(sorted(evidence.engines))})"
@@ -248,7 +249,7 @@ class Generator:
         refused.append(engine)
         text = f"{engine} refuses to sample: {error}"
         self._watch.problem(text)
-        everyone = self._dispatcher.serving(version) <= set(refused)
+        everyone = self._dispatcher.serving(version, self._share) <= set(refused)
         if len(set(refused)) >= REFUSALS or (everyone and len(refused) >= REFUSALS):
             raise PromptRefusedError(work.prompt, f"{text} ({len(refused)} times)") from error
 

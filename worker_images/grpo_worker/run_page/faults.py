@@ -18,6 +18,7 @@ UNTIL_STEP = {
     "weight_sync/link_failures": "direct transfers of weights failed",
     "reward/failures": "rewards failed",
     "recovery/checkpoint_put_off_steps": "checkpoints put off",
+    "recovery/rollbacks": "rollbacks to an older checkpoint",
     "samples/missing_steps": "steps without samples in the store",
     "samples/missing_validations": "validations without samples in the store",
 }

@@ -25,7 +25,7 @@ class GoodputStatus(Model):
         default_factory=dict,
         max_length=16,
         description="replayed and idle GPU seconds by cause: start, job, infrastructure, controller (time "
-        "without one), engines (parked trainers) and suspended",
+        "without one), rollback, engines (parked trainers) and suspended",
     )
     cost: str | None = Field(
         None, max_length=32, description="price of the GPU time by observability.pricePerGpuHour"

@@ -9,6 +9,7 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec, StalenessSpec
 from grpo_operator.api.v1alpha1.checkpoint import CheckpointSpec
 from grpo_operator.api.v1alpha1.data import GYM, DataSpec, RewardSpec
+from grpo_operator.api.v1alpha1.divergence import DivergenceSpec
 from grpo_operator.api.v1alpha1.head import HeadSpec
 from grpo_operator.api.v1alpha1.job_updates import STOPPED_RULES, UPDATE_RULES
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
@@ -277,6 +278,7 @@ class GRPOJobSpec(Model):
     )
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
     validation: ValidationSpec | None = Field(None, description="default: no validation")
+    divergence: DivergenceSpec | None = Field(None, description="default: no metric ends the job")
     controller: ControllerSpec = Field(default_factory=ControllerSpec)
     head: HeadSpec = Field(default_factory=HeadSpec)
     trainer: TrainerSpec

@@ -45,6 +45,11 @@ UPDATE_RULES = (
         "validation is fixed once the job exists: create a new job",
     ),
     UpdateRule(
+        "has(oldSelf.divergence) == has(self.divergence)"
+        " && (!has(self.divergence) || oldSelf.divergence == self.divergence)",
+        "divergence is fixed once the job exists: create a new job",
+    ),
+    UpdateRule(
         "has(oldSelf.checkpoint.resumeFrom) == has(self.checkpoint.resumeFrom)"
         " && (!has(self.checkpoint.resumeFrom)"
         " || oldSelf.checkpoint.resumeFrom == self.checkpoint.resumeFrom)",

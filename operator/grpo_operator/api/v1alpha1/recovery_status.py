@@ -8,7 +8,7 @@ from grpo_operator.api.base import Model
 class RecoveryStatus(Model):
     """Duration of the last recovery, from the fault until the interrupted step was finished."""
 
-    cause: str = Field(max_length=32, description="cause of the fault: job, infrastructure or controller")
+    cause: str = Field(max_length=32, description="cause: job, infrastructure, controller or rollback")
     step: int = Field(description="number of the step that the fault interrupted")
     seconds: str = Field(max_length=32, description="duration in seconds")
     parts: dict[str, str] = Field(

@@ -132,6 +132,9 @@ class RestartCounts(Model):
 
     job: int = Field(0, description="restarts after errors of the job itself")
     infrastructure: int = Field(0, description="restarts after losses of pods, nodes or processes")
+    rollback: int | None = Field(
+        None, description="returns to an older checkpoint, if there were any; see validation.onRegression"
+    )
 
 
 class StragglerStatus(Model):

@@ -42,10 +42,10 @@ _VALIDATION_RULES: tuple[Rule["ValidationSpec"], ...] = (
         lambda spec: spec.keep_best is None or spec.keep_best in {one.name for one in spec.sets},
     ),
     Rule(
-        "self.onRegression != 'stop' || has(self.keepBest)",
-        "validation.onRegression: stop needs validation.keepBest: set it to the name of the set whose mean"
-        " score is watched",
-        lambda spec: spec.on_regression != "stop" or spec.keep_best is not None,
+        "self.onRegression == 'continue' || has(self.keepBest)",
+        "validation.onRegression: stop and rollback need validation.keepBest: set it to the name of the set"
+        " whose mean score is watched",
+        lambda spec: spec.on_regression == "continue" or spec.keep_best is not None,
     ),
 )
 
@@ -104,6 +104,13 @@ class ValidationSpec(Model):
         le=1048576,
         description="longest response, in tokens; default: data.responseLength",
     )
+    engine_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the serving engines that respond, rounded up; below 1, the others have room for"
+        " the samples of the next step with staleness.maxVersionLag 1",
+    )
     keep_best: SetName | None = Field(
         None,
         description="name of a set: keep the checkpoint with its best mean score, beside those of "
@@ -112,10 +119,18 @@ class ValidationSpec(Model):
     pass_score: float = Field(
         1.0, ge=-1e9, le=1e9, description="score from which a response counts as correct, for pass@k"
     )
-    on_regression: Literal["continue", "stop"] = Field(
+    on_regression: Literal["continue", "stop", "rollback"] = Field(
         "continue",
         description="what happens when the mean score of the set of keepBest has fallen; stop: the job fails"
-        " with the reason ValidationRegressed, and its best checkpoint stays",
+        " with the reason ValidationRegressed, and its best checkpoint stays; rollback: the job goes back to"
+        " that checkpoint and on with other prompts, those that were drawn since are skipped",
+    )
+    rollbacks: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="for onRegression: rollback: largest number of rollbacks, after which the job ends as"
+        " with stop; resuming the job allows as many again",
     )
     regression_margin: float = Field(
         0.05,

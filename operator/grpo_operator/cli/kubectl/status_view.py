@@ -103,7 +103,8 @@ def _layout(layout: dict[str, Any]) -> str:
 
 def _restarts(status: dict[str, Any]) -> str:
     counts = status.get("restarts") or {}
-    return ", ".join(f"{count} by the {cause}" for cause, count in counts.items() if count)
+    named = {cause: f"by {'a' if cause == 'rollback' else 'the'} {cause}" for cause in counts}
+    return ", ".join(f"{count} {named[cause]}" for cause, count in counts.items() if count)
 
 
 def _labelled(label: str, value: Any) -> str:

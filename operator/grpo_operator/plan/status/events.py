@@ -27,8 +27,10 @@ def job_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
     old, new = before.get("restarts") or {}, after.get("restarts") or {}
     for cause, count in new.items():
         if count > old.get(cause, 0):
-            text = f"restart {count} caused by the {cause}: {_message(after, 'Progressing')}"
-            return Event("TrainingRestarted", text, True)
+            message = _message(after, "Progressing")
+            if cause == "rollback":
+                return Event("TrainingRolledBack", f"rollback {count}: {message}", True)
+            return Event("TrainingRestarted", f"restart {count} caused by the {cause}: {message}", True)
     phase = after.get("phase")
     if phase != before.get("phase"):
         trouble = phase in (Phase.FAILED, Phase.RECOVERING) or bool(_message(after, "Stalled"))

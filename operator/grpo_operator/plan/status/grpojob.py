@@ -261,7 +261,8 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None, no
         values["attempt"] = controller.attempt
     known = controller.attempt or controller.restarts != RestartCounts()
     restarts = controller.restarts if known else old.restarts or controller.restarts
-    values |= {"restarts": restarts, "restart_count": restarts.job + restarts.infrastructure}
+    count = restarts.job + restarts.infrastructure + (restarts.rollback or 0)
+    values |= {"restarts": restarts, "restart_count": count}
     if known:
         values |= {
             "times_parked": controller.times_parked,

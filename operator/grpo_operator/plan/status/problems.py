@@ -27,10 +27,16 @@ def cause_of_end(phase: Phase, observed: Observed, failed: dict[str, Any]) -> st
     """
     if phase != Phase.FAILED:
         return ""
-    regressed = Problem("ValidationRegressed")
-    known = failed.get("status") == "True" and failed["reason"] == regressed.reason
-    reported = observed.controller is not None and observed.controller.regressed
-    return regressed.reason if known or reported else ""
+    regressed, diverged = Problem("ValidationRegressed"), Problem("Diverged")
+    controller = observed.controller
+    for problem, reported in (
+        (regressed, controller is not None and controller.regressed),
+        (diverged, controller is not None and controller.diverged),
+    ):
+        known = failed.get("status") == "True" and failed["reason"] == problem.reason
+        if known or reported:
+            return problem.reason
+    return ""
 
 
 def _problems(phase: Phase, observed: Observed) -> Iterator[Problem]:

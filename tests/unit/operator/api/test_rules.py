@@ -94,6 +94,10 @@ CASES: dict[str, Changes] = {
         "validation": {"sets": [GCD], "keepBest": "gcd", "onRegression": "stop", "regressionMargin": 0.1}
     },
     "validation that stops for no set": {"validation": {"sets": [GCD], "onRegression": "stop"}},
+    "validation that rolls back": {
+        "validation": {"sets": [GCD], "keepBest": "gcd", "onRegression": "rollback", "rollbacks": 2}
+    },
+    "validation that rolls back for no set": {"validation": {"sets": [GCD], "onRegression": "rollback"}},
     "validation by sampling": {"validation": {"sets": [GCD], "samplesPerPrompt": 4, "temperature": 0.7}},
     "validation by greedy samples": {"validation": {"sets": [GCD], "samplesPerPrompt": 4}},
     "validation with pass@k": {
@@ -414,6 +418,8 @@ CASES: dict[str, Changes] = {
     "a trackio run in two places": {
         "observability": {"trackio": {"space": "me/runs", "serverUrl": "https://trackio.example"}}
     },
+    "divergence without a range": {"divergence": {"limits": [{"metric": "actor/ppo_kl"}]}},
+    "divergence": {"divergence": {"limits": [{"metric": "critic/score/mean", "minimum": 0.1}], "steps": 2}},
     "empty threshold": {"observability": {"thresholds": [{"metric": "x"}, {"metric": "y", "maximum": 0.0}]}},
     "RDMA of CPU pods": {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}]}}},
     "RDMA of trainers": RDMA | {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca", "count": 8}]}}},
@@ -468,6 +474,7 @@ FIXED: dict[str, Changes] = {
     "trainer is fixed": {"trainer.nodes": 4},
     "rollout.poolRef is fixed": {"rollout": {"poolRef": {"name": "x"}}},
     "validation is fixed": {"validation": {"sets": [GCD]}},
+    "divergence is fixed": {"divergence": {"limits": [{"metric": "actor/grad_norm", "maximum": 9.0}]}},
     "mode is fixed": {"mode": "colocated"},
     "managedBy is fixed": {"managedBy": "kueue.x-k8s.io/multikueue"},
     "head.gcsFaultTolerance is fixed": {"head.gcsFaultTolerance": {"redisAddress": "redis:6379"}},

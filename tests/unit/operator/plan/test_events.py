@@ -29,6 +29,16 @@ def test_a_restart_event_starts_with_its_cause() -> None:
     assert event.message == "restart 1 caused by the infrastructure: rank 3 died"
 
 
+def test_a_rollback_has_an_event_of_its_own() -> None:
+    message = ("Progressing", "Recovering", "back to step 4")
+    for before in ({"job": 0, "infrastructure": 0}, {"job": 0, "infrastructure": 0, "rollback": 1}):
+        count = before.get("rollback", 0) + 1
+        after = _status("Recovering", message, restarts=before | {"rollback": count})
+        event = job_event(_status("Training", restarts=before), after)
+        assert event is not None and event.reason == "TrainingRolledBack" and event.warning
+        assert event.message == f"rollback {count}: back to step 4"
+
+
 def test_a_refusal_is_a_warning_with_its_remedy() -> None:
     after = _status("Pending", ("Stalled", "Infeasible", "spec.trainer.nodes=64: add nodes"))
     event = job_event({}, after)

@@ -65,6 +65,13 @@ def test_a_succeeded_job_goes_on_when_its_total_is_raised() -> None:
     assert resumption.requested(manifest, spec_of(manifest)) is None
 
 
+def test_a_job_that_has_diverged_says_so() -> None:
+    manifest = job()
+    _next(manifest, running())
+    for observed in (running("Failed", step=57, message="actor/ppo_kl was above 1", diverged=True), GONE):
+        assert _next(manifest, observed).reason == "Diverged"
+
+
 def test_a_job_that_validation_has_ended_says_so_also_without_its_controller() -> None:
     manifest = job()
     _next(manifest, running())

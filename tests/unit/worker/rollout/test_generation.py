@@ -330,3 +330,50 @@ def test_samples_of_a_validation_wait_behind_all_others_and_have_parameters_of_t
     # It was asked for second, but gets an engine when the last sample of the training has one.
     assert ended.index("validation") >= 2, ended
     assert (sample.prompt_index, len(sample.ids)) == (2**40, 3)
+
+
+@pytest.mark.parametrize(("share", "engines"), [(0.01, 1), (0.5, 2), (0.6, 3), (1.0, 4)])
+def test_a_validation_on_a_share_of_the_engines_leaves_the_others_to_the_training(
+    world: Worlds, share: float, engines: int
+) -> None:
+    busy = world(4, n=4, tokens=40, max_running=4)
+    asked = prompts(4)
+    sampler = busy.client.sampler(
+        {"max_new_tokens": 80, "temperature": 0.0, "stop_token_ids": [END]}, n=1, seed=0, share=share
+    )
+    with busy.loop.held():
+        validated = [sampler.submit(Prompt(2**40 + one, (1, 2, one)), 1) for one in range(40)]
+        generate = lambda: groups.extend(busy.client.submit(prompt, 1) for prompt in asked)  # noqa: E731
+        groups: list[Future[list[Sample]]] = []
+        busy.loop.call_soon_threadsafe(busy.loop.call_later, 2.0, generate)
+    responses = [sample for group in validated for sample in group.result(120)]
+    assert {sample.engine for sample in responses} == {f"engine-{number}" for number in range(engines)}
+    samples = [sample for group in groups for sample in group.result(120)]
+    assert_undisturbed(samples, asked, 4, 40)
+    if share < 1:
+        assert {sample.engine for sample in samples} & {f"engine-{n}" for n in range(engines, 4)}
+
+
+def test_a_validation_prompt_that_its_share_of_the_engines_refuses_is_refused(world: Worlds) -> None:
+    strict = world(3, n=1, tokens=8)
+    strict.engines["engine-0"].refuses = lambda ids: True
+    sampler = strict.client.sampler(
+        {"max_new_tokens": 3, "temperature": 0.0, "stop_token_ids": [END]}, n=1, seed=0, share=0.3
+    )
+    with strict.loop.held():
+        validated = sampler.submit(Prompt(2**40, (1, 2)), 1)
+    with pytest.raises(PromptRefusedError, match="engine-0 refuses"):
+        validated.result(120)
+    assert [len(engine.requests) for engine in strict.engines.values()] == [3, 0, 0]
+
+
+def test_a_validation_goes_on_when_its_share_of_the_engines_is_lost(world: Worlds) -> None:
+    dying = world(3, n=1, tokens=8)
+    sampler = dying.client.sampler(
+        {"max_new_tokens": 100, "temperature": 0.0, "stop_token_ids": [END]}, n=1, seed=0, share=0.3
+    )
+    with dying.loop.held():
+        dying.loop.call_soon_threadsafe(dying.loop.call_later, 3.0, lambda: dying.kill("engine-0"))
+        validated = sampler.submit(Prompt(2**40, (1, 2)), 1)
+    (sample,) = validated.result(120)
+    assert sample.engine == "engine-1" and len(sample.ids) == 100

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 from grpo_worker.common.errors import one_line
 from grpo_worker.common.store_problems import STORE, store_problem, with_store_problem
@@ -9,7 +10,7 @@ from grpo_worker.controller.recovery.failures import comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause
 from grpo_worker.controller.training.parity import NotFiniteError, ParityError
 from grpo_worker.controller.training.worker_group import GangError
-from grpo_worker.controller.validation.regression import ValidationRegressedError
+from grpo_worker.controller.validation.setback import DivergedError, SetbackError, ValidationRegressedError
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.roles.host import RankHost
 from grpo_worker.rollout.sampling import UnfitEngineError
@@ -19,24 +20,26 @@ _FINAL = (
     ParityError,
     RewardError,
     UnfitEngineError,
-    ValidationRegressedError,
+    SetbackError,
 )  # unless a server or an engine caused them
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of an attempt. ``final``: every other attempt would fail in the same way.
+    """Failure of an attempt, or its end by a rollback. ``final``: every other one would fail in the same way.
 
     ``host``: of the ranks that failed, if they are all in one pod. ``since``: time of its first sign, None if
-    it is unknown. ``regressed``: the scores of a validation set have fallen.
+    it is unknown. ``regressed``: the scores of a validation set have fallen. ``diverged``: a metric has
+    stayed outside of its range.
     """
 
     message: str
-    cause: Cause
+    cause: Cause | Literal["rollback"]
     final: bool
     host: RankHost | None = None
     since: float | None = None
     regressed: bool = False
+    diverged: bool = False
 
 
 def failure_of(error: Exception, store: str = STORE) -> Failure:
@@ -55,6 +58,7 @@ def failure_of(error: Exception, store: str = STORE) -> Failure:
             if error.__cause__ is not None and not outside:
                 log.error("a rank failed", exc_info=error.__cause__)
             return Failure(message, cause, final, error.host, error.since)
-        return Failure(message, cause, final, regressed=isinstance(error, ValidationRegressedError))
+        regressed, diverged = isinstance(error, ValidationRegressedError), isinstance(error, DivergedError)
+        return Failure(message, cause, final, regressed=regressed, diverged=diverged)
     log.error("the attempt failed", exc_info=error)
     return Failure(with_store_problem(one_line(error), error, store), cause, False)

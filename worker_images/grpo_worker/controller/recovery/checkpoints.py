@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.exports import EXPORTS, complete_exports
 from grpo_worker.checkpointing.fork import Fork
+from grpo_worker.checkpointing.rollbacks import latest_after, rollbacks
 from grpo_worker.checkpointing.store import (
     complete_steps,
     directory,
@@ -16,7 +18,7 @@ from grpo_worker.checkpointing.store import (
     step_and_attempt,
 )
 from grpo_worker.common.clock import utc_time
-from grpo_worker.common.store_path import JobFolder, StorePath
+from grpo_worker.common.store_path import JobFolder, StorePath, remove_tree
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.copy_outcomes import CopyOutcomes
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
@@ -93,6 +95,11 @@ class RunCheckpoints:
         """Step of the newest complete checkpoint in the store; 0: there is none."""
         return self._stored
 
+    @property
+    def complete_steps(self) -> list[int]:
+        """Steps with a complete checkpoint in the store, ascending."""
+        return complete_steps(self._root)
+
     def begin_attempt(self, attempt: int) -> None:
         """Take over another job's checkpoint, if the job starts from one and has none of its own.
 
@@ -118,9 +125,25 @@ class RunCheckpoints:
         self._room.attempt = self._trainers.attempt
         self._room.look()
         self._snapshots = [restored.step]
+        restored = self._behind_abandoned(restored)
         self._exported = complete_exports(self._exports)
         self._export_if_due(restored.step)  # the attempt before may have ended while it was written
         return restored
+
+    def _behind_abandoned(self, restored: Restored) -> Restored:
+        """Return the state with the position of the last rollback, if it was saved before that.
+
+        Samples and exports of the abandoned steps are removed. It may have been done before.
+        """
+        last = latest_after(rollbacks(self._root.parent), restored.attempt)
+        if last is None:
+            return restored
+        self._check()
+        self._scheduler.prune((), last.attempt)
+        for step in complete_exports(self._exports):
+            if step > restored.step:
+                remove_tree(directory(self._exports, step))
+        return replace(restored, position=last.position)
 
     def _restore_from_memory(self) -> Restored | None:
         if self._memory is None:
@@ -168,6 +191,11 @@ class RunCheckpoints:
     def with_problem(self, message: str) -> str:
         """Return a step's message with the reason why a checkpoint is put off, if one is."""
         return "; ".join(filter(None, (self._board.get().checkpoint_problem, message)))
+
+    def settle(self) -> None:
+        """Wait until the checkpoint that is being written, if there is one, is complete."""
+        if self._saving is not None:
+            self._complete()
 
     def save_now(self, step: int) -> None:
         """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete.

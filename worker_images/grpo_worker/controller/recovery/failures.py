@@ -134,11 +134,11 @@ class FailureHandler:
             "backoff_seconds": int(self._backoff(record.recent_failures)),
         }
 
-    def end(self, message: str, regressed: bool = False) -> None:
-        """End the job for a reason that another attempt cannot change. ``regressed``: see RunRecord."""
+    def end(self, message: str, regressed: bool = False, diverged: bool = False) -> None:
+        """End the job for a reason that another attempt cannot change. Others as in RunRecord."""
         log.error("the job ends: %s", message)
         with _ignore_store_errors():
-            self.record.fail(message[:LONGEST], regressed)
+            self.record.fail(message[:LONGEST], regressed, diverged)
 
     def _node_failures(self) -> list[NodeFailures]:
         policy = self.live.restart_policy.avoid_nodes

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.attempts import SupersededError
+from grpo_worker.checkpointing.rollbacks import Rollback, note, rollbacks
+from grpo_worker.common.clock import utc_time
 from grpo_worker.common.files import write_text
 from grpo_worker.common.known_fields import known
 from grpo_worker.common.store_path import StorePath, children, has_file, remove_file
@@ -16,7 +18,7 @@ from grpo_worker.common.store_path import StorePath, children, has_file, remove_
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
 _TRIES = 5  # to save the record
-_OWN = ("path", "owner", "begun", "resumed")  # fields of this process, which are not saved
+_OWN = ("path", "owner", "begun", "resumed", "rollbacks")  # fields of this process, which are not saved
 
 
 @dataclass(slots=True)
@@ -39,10 +41,13 @@ class RunRecord:
     times_parked: int = 0  # times that the trainers waited, alive, for engines
     resumes: int = 0  # times that the job was resumed after its end
     regressed: bool = False  # the job has failed because its validation scores have fallen
+    diverged: bool = False  # the job has failed because a metric has stayed outside of its range
     resumes_noted: int = 0  # resumptions until the one that began at resumed_step
     resumed_step: int = -1  # step from which the job went on after it was resumed last; -1: it was not
     restarts_before: int = 0  # job_restarts until the last of them, which no limit counts any more
+    rollbacks_before: int = 0  # rollbacks, likewise
     resumed: bool = False  # this controller is the first one after such a resumption
+    rollbacks: int = 0  # those that are noted in a file of their own
     node_log: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # failures by node
     forgot: str = ""  # value of the annotation that cleared node_log last
     unread: int = 0  # times that the record could not be read beside the steps
@@ -58,12 +63,14 @@ class RunRecord:
         own = {name: value for name, value in known(cls, saved).items() if name not in (*_OWN, "others")}
         record = cls(path, **own, others={name: saved[name] for name in saved.keys() - own.keys()})
         record.attempt = max(record.attempt, attempts.newest(path.parent))
+        record.rollbacks = len(rollbacks(path.parent))
         return record
 
     @property
     def restarts(self) -> dict[str, int]:
         """Return the restarts by cause, as in the status."""
-        return {"job": self.job_restarts, "infrastructure": self.infrastructure_restarts}
+        counts = {"job": self.job_restarts, "infrastructure": self.infrastructure_restarts}
+        return counts | ({"rollback": self.rollbacks} if self.rollbacks else {})
 
     def save(self) -> None:
         """Write the record to the store, from any thread. Raises SupersededError."""
@@ -89,7 +96,9 @@ class RunRecord:
         if times <= self.resumes:
             return
         self.resumes, self.restarts_before, self.resumed = times, self.job_restarts, True
-        self.failed, self.last_cause, self.running, self.regressed = "", "", False, False
+        self.rollbacks_before = self.rollbacks
+        self.failed, self.last_cause, self.running = "", "", False
+        self.regressed = self.diverged = False
         self.same_failures = self.recent_failures = 0
         self.node_log = {}
         self.save()
@@ -172,6 +181,15 @@ class RunRecord:
         self.save()
         return self.same_failures
 
+    def roll_back(self, step: int, position: dict[str, Any], why: str) -> None:
+        """Go back to the checkpoint of ``step``; see Rollback. No limit of failures counts it.
+
+        Raises SupersededError and OSError.
+        """
+        self.check()
+        note(self.path.parent, Rollback(step, self.attempt, position, why, utc_time()))
+        self.rollbacks += 1
+
     def note_progress(self, step: int) -> bool:
         """Note that a step was finished; return whether the record has changed and should be saved.
 
@@ -185,7 +203,7 @@ class RunRecord:
             self.recent_failures -= 1
         return bool(overcome or new)
 
-    def fail(self, reason: str, regressed: bool = False) -> None:
-        """Record the final failure of the job. ``regressed``: its validation scores have fallen."""
-        self.failed, self.regressed = reason, regressed
+    def fail(self, reason: str, regressed: bool = False, diverged: bool = False) -> None:
+        """Record the final failure of the job. ``regressed``, ``diverged``: as the fields."""
+        self.failed, self.regressed, self.diverged = reason, regressed, diverged
         self.save()

@@ -49,13 +49,15 @@ class Restored:
 
     ``step``, ``attempt``: after which it was saved, and by which; 0: it is the initial state.
     ``controller_state``: the controller's, saved with it. ``source``: where it was read, ``store`` or
-    ``memory``.
+    ``memory``. ``position``: state of the source of prompts instead of the one in ``controller_state``, if
+    the job was rolled back since.
     """
 
     step: int
     controller_state: dict[str, Any] | None
     source: str = "store"
     attempt: int = 0
+    position: dict[str, Any] | None = None
 
 
 class RankGroup(Protocol):

@@ -4,19 +4,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-class ValidationRegressedError(RuntimeError):
-    """The scores of a validation set have fallen, and the job is to end because of that."""
-
-
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Scores below the best one. ``validations``: so many in a row, the last with ``score`` at ``step``."""
+    """Scores below the best one. ``validations``: so many in a row, the last with ``score`` at ``step``.
+
+    ``since``: step of the first of them.
+    """
 
     validations: int
     step: int
     score: float
     best_step: int
     best_score: float
+    since: int
 
     def text(self, name: str | None, margin: float) -> str:
         """Return the sentence that says so of the set ``name``."""
@@ -37,13 +37,14 @@ def regression(
     result, so a replay decides as the run before it did.
     """
     best: tuple[float, int] | None = None
-    low, last = 0, (-1, 0.0)
+    low, since, last = 0, -1, (-1, 0.0)
     for step, score in scores:
         fallen = best is not None and score < best[0] - margin
         low = low + 1 if fallen and step > after else 0
+        since = step if low == 1 else since
         last = step, score
         if best is None or score > best[0]:
             best = score, step
     if best is None or low < validations:
         return None
-    return Regression(low, *last, best_step=best[1], best_score=best[0])
+    return Regression(low, *last, best_step=best[1], best_score=best[0], since=since)

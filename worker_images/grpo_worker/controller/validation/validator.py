@@ -17,9 +17,10 @@ from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.group import GroupClient
 from grpo_worker.controller.model_files import ModelFiles
 from grpo_worker.controller.tracked_samples import FirstSamples, Tracked
-from grpo_worker.controller.validation.regression import ValidationRegressedError, regression
+from grpo_worker.controller.validation.regression import regression
 from grpo_worker.controller.validation.run import Keepers, validate
 from grpo_worker.controller.validation.scores import metrics_of
+from grpo_worker.controller.validation.setback import ValidationRegressedError, WayBack
 from grpo_worker.controller.validation.sets import ValidationSet
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.sampling import validation_params
@@ -45,13 +46,16 @@ class Validator(Protocol):
         if it never was. Raises as ``finish``.
         """
 
-    def begin(self, version: Version) -> None:
-        """Start to validate a version that engines serve, if its turn has come and it was not validated."""
+    def begin(self, version: Version, position: dict[str, Any]) -> None:
+        """Start to validate a version that engines serve, if its turn has come and it was not validated.
+
+        ``position``: state of the source of prompts behind those of the steps that use this version.
+        """
 
     def finish(self, check: Callable[[], None]) -> None:
         """Wait until the validation has ended. ``check``: is called meanwhile; its errors end the wait.
 
-        Raises ValidationRegressedError if the job is to end because of its scores.
+        Raises ValidationRegressedError if the job is to end, or to be rolled back, because of its scores.
         """
 
     def flush(self) -> None:
@@ -74,7 +78,7 @@ class NoValidator:
     def begin_attempt(self, step: int, attempt: int, resumed: int) -> None:
         """Do nothing."""
 
-    def begin(self, version: Version) -> None:
+    def begin(self, version: Version, position: dict[str, Any]) -> None:
         """Do nothing."""
 
     def finish(self, check: Callable[[], None]) -> None:
@@ -116,12 +120,14 @@ class VersionValidator:
         self._client, self._samples, self._attempt = client, samples, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="validate")
         self._running: tuple[Version, float, Future[Figures]] | None = None
+        self._more: dict[str, Any] = {}  # fields of the records of the running validation
         self._cancelled = threading.Event()
         self._root, self._between = folder.store / "checkpoints", spec.checkpoint.every_steps
         self._check = check
         self._best: tuple[float, int] | None = None  # score of keepBest's set, and the step with it
         self._results: dict[str, ValidationResult] = {}
         self._scores: list[tuple[int, float]] = []  # of keepBest's set, with their steps
+        self._position: dict[str, Any] | None = None  # that the last of them was recorded with
         self._resumed = -1
         self._last = -1  # the last version that was validated
 
@@ -144,13 +150,14 @@ class VersionValidator:
         for record in log_records(self._folder, FILE):
             self._note(record["step"], record["set"], record)
         self._keep_best()
-        self._stop_if_regressed()
+        self._raise_if_regressed()
 
-    def begin(self, version: Version) -> None:
-        """Start to validate a version that engines serve, if its turn has come and it was not validated."""
+    def begin(self, version: Version, position: dict[str, Any]) -> None:
+        """Start to validate a version that engines serve, if its turn has come; see Validator."""
         if self._due(version) and version > self._last:
             validated = self._thread.submit(self._run, version, self._cancelled)
             self._running = version, time.monotonic(), validated
+            self._more = {"position": position} if self._spec.on_regression == "rollback" else {}
 
     def finish(self, check: Callable[[], None]) -> None:
         """Wait until the validation has ended; see Validator."""
@@ -167,14 +174,14 @@ class VersionValidator:
             return
         seconds = round(time.monotonic() - began, 3)
         records: list[dict[str, Any]] = [
-            {"set": name, "seconds": seconds, **found} for name, found in figures.items()
+            {"set": name, "seconds": seconds, **found, **self._more} for name, found in figures.items()
         ]
         self._log.append(version, records)
         for record in records:
             self._note(version, record["set"], record)
         self._keep_best()
         self._report(version, metrics_of(figures), self._tracked.samples())
-        self._stop_if_regressed()
+        self._raise_if_regressed()
 
     def flush(self) -> None:
         """Wait until all results are on the store."""
@@ -213,6 +220,7 @@ class VersionValidator:
             return
         if name == self._spec.keep_best:
             self._scores.append((step, score))
+            self._position = figures.get("position")
         saved = step > 0 and (step % self._between == 0 or step == self.total_steps)
         if saved and name == self._spec.keep_best and (self._best is None or score > self._best[0]):
             self._best = score, step
@@ -233,9 +241,9 @@ class VersionValidator:
             self._check()
             keep_best(self._root, best)
 
-    def _stop_if_regressed(self) -> None:
+    def _raise_if_regressed(self) -> None:
         """Raise ValidationRegressedError if the scores have fallen, unless all steps are done."""
-        if self._spec.on_regression != "stop" or self._last >= self.total_steps:
+        if self._spec.on_regression == "continue" or self._last >= self.total_steps:
             return
         margin, most = self._spec.regression_margin, self._spec.regression_validations
         found = regression(self._scores, margin, most, self._resumed)
@@ -247,7 +255,19 @@ class VersionValidator:
             step = self._best[1]
             kept = f"the checkpoint of step {step} is kept: checkpoint.resumeFrom starts another job from it"
         text = found.text(self._spec.keep_best, margin)
-        raise ValidationRegressedError(f"validation.onRegression: {text}; {kept}")
+        why, back = f"validation.onRegression: {text}", self._way_back(found.since)
+        raise ValidationRegressedError(why, kept, back, self._spec.rollbacks)
+
+    def _way_back(self, since: int) -> WayBack | None:
+        """Return where a rollback leads to; None: nowhere.
+
+        ``since``: step of the first score that has fallen. A checkpoint from then on is not better.
+        """
+        if self._spec.on_regression != "rollback" or self._position is None:
+            return None
+        if self._best is None or self._best[1] >= since:
+            return None
+        return WayBack(self._best[1], self._position)
 
 
 def validator_of(
@@ -259,6 +279,8 @@ def validator_of(
     if spec.validation is None:
         return NoValidator()
     params = validation_params(spec.algorithm, spec.validation, spec.data.response_length, model.tokens.end)
-    sampler = client.sampler(params, n=spec.validation.samples_per_prompt, seed=spec.seed)
+    sampler = client.sampler(
+        params, n=spec.validation.samples_per_prompt, seed=spec.seed, share=spec.validation.engine_share
+    )
     samples = ValidationSampleWriter(folder, spec.observability.samples, model.tokenizer.decode_all, check)
     return VersionValidator(spec, folder, sets, sampler, samples, generates, report, check)

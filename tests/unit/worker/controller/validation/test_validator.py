@@ -233,7 +233,7 @@ def test_a_controller_that_dies_before_it_has_noted_the_end_decides_again(tmp_pa
     world.score_of = lambda version: 1.0 - version / 10
     noted: list[str] = []
 
-    def died(_record: RunRecord, reason: str, regressed: bool = False) -> None:
+    def died(_record: RunRecord, reason: str, *_ended: bool) -> None:
         noted.append(reason)
         raise SystemExit
 
@@ -290,7 +290,7 @@ def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) ->
     first = opened("lost")
     first.begin_attempt(0, 1, -1)
     for version in (0, 2, 4, 6):
-        first.begin(Version(version))
+        first.begin(Version(version), {})
         first.finish(lambda: None)
     first.flush()
     assert sample_steps(store / "validation_samples") == [0, 2, 4, 6]
@@ -300,7 +300,7 @@ def test_results_outlive_a_pod_whose_store_is_an_object_store(tmp_path: Path) ->
     second = opened("new")
     second.begin_attempt(6, 2, -1)
     assert second.results == first.results and best_step(store / "checkpoints") == 4
-    second.begin(Version(6))
+    second.begin(Version(6), {})
     second.finish(lambda: None)
     second.flush()
     assert len(world.validated) == asked, "it was validated before"
