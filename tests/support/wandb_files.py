@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ _WHOLE, _LAST, _LATER = 1, 4, (3, 4)
 
 def records(run: Path) -> Iterator[Any]:
     """Yield the records of a run's folder: pieces in blocks, as LevelDB's logs have them."""
-    from wandb.proto import wandb_internal_pb2
-
+    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
     (file,) = run.glob("*.wandb")
     raw, at, text = file.read_bytes(), 7, b""
     while at < len(raw):
@@ -25,7 +25,7 @@ def records(run: Path) -> Iterator[Any]:
         text = (text if kind in _LATER else b"") + raw[at : at + length]
         at += length
         if kind in (_WHOLE, _LAST):
-            record = wandb_internal_pb2.Record()
+            record = messages.Record()
             record.ParseFromString(text)
             yield record
 

@@ -34,10 +34,10 @@ def sinks_of(spec: ObservabilitySpec, job: str, folder: JobFolder, config: dict[
         remedy = f"check observability.mlflow.trackingUri and the server's artifact store, and {_EGRESS}"
         found.append(Opening("MLflow", partial(Mlflow, spec.mlflow, job, config), remedy))
     if spec.trackio is not None:
-        opened = partial(Trackio, spec.trackio, job, disk, config, SentTables(sent / "trackio.json"))
+        local = partial(Trackio, spec.trackio, job, disk, config, SentTables(sent / "trackio.json"))
         remedy = (
             "check that the image of the job has trackio (pip install trackio), its HF_TOKEN or "
             f"TRACKIO_WRITE_TOKEN in controller.podTemplate, and {_EGRESS}"
         )
-        found.append(Opening("trackio", opened, remedy))
+        found.append(Opening("trackio", local, remedy))
     return found
