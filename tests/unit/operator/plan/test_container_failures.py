@@ -6,6 +6,7 @@ import pytest
 
 from grpo_operator.api.messages import AgentStatus, RecoveryReport
 from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.v1alpha1.status import EngineState, GRPOJobStatus, LayoutStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.observe.watched_kinds import reduced
@@ -238,10 +239,11 @@ def test_tokens_and_rows_are_in_the_status() -> None:
 
 def test_the_pool_names_the_last_error_of_an_engine() -> None:
     manifest = job()
-    spec = pool_of(spec_of(manifest))
+    template = pool_of(spec_of(manifest)).wire()
+    spec = RolloutPoolSpec.model_validate(template | {"model": manifest["spec"]["model"]})
     pool = {"metadata": {"generation": 1}}
     observed = _starting(_crashing(0, 2), pod("rollout", 1, ready=False))
-    status = pool_status(pool, spec, Owner("GRPOJob", "default", "tiny-moe"), observed, None, NOW)  # type: ignore[arg-type]
+    status = pool_status(pool, spec, Owner("GRPOJob", "default", "tiny-moe"), observed, None, NOW)
     assert status.engines[0].message and "AttributeError: x" in status.engines[0].message
     assert "AttributeError: x" in _condition(status, "Degraded").message
 

@@ -20,15 +20,17 @@ from grpo_worker.common.log_files import (
     log_folder,
     outdated,
 )
-from grpo_worker.common.log_lines import LABELS
+from grpo_worker.common.log_lines import LABELS, LogLabels
 from grpo_worker.common.stored_log import StoredLog
 from support.faults import until
 
 
 @pytest.fixture(autouse=True)
 def root() -> Iterator[logging.Logger]:
-    """Return the root logger, which has the same handlers and labels after the test."""
+    """Return the root logger. The process has no labels; after the test, its handlers and labels are back."""
     found, labels = logging.getLogger(), asdict(LABELS)
+    for name, value in asdict(LogLabels()).items():
+        setattr(LABELS, name, value)
     yield found
     for name, value in labels.items():
         setattr(LABELS, name, value)
