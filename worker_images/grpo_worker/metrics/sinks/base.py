@@ -1,5 +1,6 @@
-"""What a sink is, and what it gets."""
+"""Interface of a sink, and the data that it receives."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,13 +21,18 @@ class SampleTable:
 
 @dataclass(frozen=True, slots=True)
 class RunArtifacts:
-    """What is left of an ended run. ``page``: HTML, "" if there is none.
+    """Artifacts of an ended run. ``page``: HTML, "" if there is none.
 
     ``checkpoints``: addresses by what they are, such as ``last_checkpoint``; never their bytes.
     """
 
     page: str = ""
     checkpoints: Mapping[str, str] = field(default_factory=dict)
+
+    def files(self) -> dict[str, str]:
+        """Return the artifacts as texts of files, by name."""
+        page = {"run.html": self.page} if self.page else {}
+        return page | {"checkpoints.json": json.dumps(dict(self.checkpoints), indent=2)}
 
 
 class Sink(Protocol):

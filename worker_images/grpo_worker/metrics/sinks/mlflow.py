@@ -66,9 +66,8 @@ class Mlflow:
 
     def artifacts(self, artifacts: RunArtifacts) -> None:
         """Log the page and the addresses of the checkpoints."""
-        if artifacts.page:
-            self._client.log_text(self._run, artifacts.page, "run.html")
-        self._client.log_dict(self._run, dict(artifacts.checkpoints), "checkpoints.json")
+        for file, text in artifacts.files().items():
+            self._client.log_text(self._run, text, file)
         for name, address in artifacts.checkpoints.items():
             self._client.set_tag(self._run, f"grpo.{name}", address)
 

@@ -1,6 +1,5 @@
 """Sink that writes a trackio run."""
 
-import json
 import os
 import re
 import tempfile
@@ -58,15 +57,10 @@ class Trackio:
 
         name = re.sub(r"[^A-Za-z0-9._-]", "-", f"run-{self._job}")
         made = trackio.Artifact(name, type="run", metadata=dict(artifacts.checkpoints))
-        files = {
-            "run.html": artifacts.page,
-            "checkpoints.json": json.dumps(dict(artifacts.checkpoints), indent=2),
-        }
         with tempfile.TemporaryDirectory() as folder:
-            for file, text in files.items():
-                if text:
-                    (Path(folder) / file).write_text(text, encoding="utf-8")
-                    made.add_file(Path(folder) / file, file)
+            for file, text in artifacts.files().items():
+                (Path(folder) / file).write_text(text, encoding="utf-8")
+                made.add_file(Path(folder) / file, file)
             self._run.log_artifact(made)
 
     def end(self, failed: bool) -> None:

@@ -1,6 +1,5 @@
 """Sink that writes a Weights & Biases run."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -62,14 +61,9 @@ class Wandb:
 
         name = re.sub(r"[^\w.-]", "-", f"run-{self._job}")
         made = wandb.Artifact(name, type="run", metadata=dict(artifacts.checkpoints))
-        files = {
-            "run.html": artifacts.page,
-            "checkpoints.json": json.dumps(dict(artifacts.checkpoints), indent=2),
-        }
-        for file, text in files.items():
-            if text:
-                with made.new_file(file, encoding="utf-8") as handle:
-                    handle.write(text)
+        for file, text in artifacts.files().items():
+            with made.new_file(file, encoding="utf-8") as handle:
+                handle.write(text)
         self._run.log_artifact(made)
 
     def end(self, failed: bool) -> None:
