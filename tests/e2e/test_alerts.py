@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import CHART, NAMESPACE, install_operator
+from grpo_devcluster.install import CHART, install_operator
 from grpo_devcluster.paths import JOB_DATA
-from support.faults import cut_off, step_of, until, wait_step
+from support.faults import cut_off, scale_operator, step_of, until, wait_step
 from support.jobs import Start
 from support.prometheus import RELEASE, Prometheus, prometheus, prometheus_operator
 from support.unsteady_store import HANG, UnsteadyStore, mounted
@@ -95,11 +95,11 @@ def test_a_job_that_waits_for_too_long_is_named(server: Prometheus, job: JobView
 
 
 def test_an_operator_that_is_away_is_missed(server: Prometheus, job: JobView) -> None:
-    _scale_operator(job, 0)
+    scale_operator(job, 0)
     try:
         until("the alert waits", lambda: _raised(server, "GRPOOperatorAway"), SEEN)
     finally:
-        _scale_operator(job, 1)
+        scale_operator(job, 1)
     until("the operator is seen", lambda: not _raised(server, "GRPOOperatorAway"), GONE)
     wait_step(job, step_of(job) + 2, 240)
 
@@ -113,7 +113,3 @@ def _metrics(expression: str) -> set[str]:
 def _raised(server: Prometheus, name: str) -> list[dict[str, Any]]:
     """Return what an alert is about now: firing, or waiting until its ``for`` is over."""
     return list(server.alerts()[name]["alerts"])
-
-
-def _scale_operator(job: JobView, replicas: int) -> None:
-    job.kubectl("-n", NAMESPACE, "scale", "deployment", "grpo-operator", f"--replicas={replicas}")

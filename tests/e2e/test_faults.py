@@ -18,7 +18,6 @@ import pytest
 
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.install import NAMESPACE
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import record_from_test
@@ -35,6 +34,7 @@ from support.faults import (
     kill_rank,
     main_process,
     report,
+    scale_operator,
     slowed,
     step_of,
     uids,
@@ -397,14 +397,14 @@ def test_trainers_wait_alive_while_all_engines_are_away(job: JobView) -> None:
 def test_the_operator_may_be_away(job: JobView) -> None:
     """Stop the operator; meanwhile the engine of the test before recovers."""
     before, step = uids(job), step_of(job)
-    _scale_operator(job, 0)
+    scale_operator(job, 0)
     try:
         until("both engines serve", lambda: _serving(job) == 2, 240)
         wait_step(job, min(step + 5, STEPS), 180)
         assert uids(job) == before
         seen = step_of(job)
     finally:
-        _scale_operator(job, 1)
+        scale_operator(job, 1)
     until("status catches up", lambda: (job.status().get("step") or 0) >= seen, 60)
 
 
@@ -460,12 +460,3 @@ def _states_until_serving(pod: dict[str, Any], restarts: int, timeout: float = 2
         return states[len(states) - 1 - states[::-1].index("RESTARTING") :]
 
     return list(until("engine is back", back, timeout, every=0.1))
-
-
-def _scale_operator(job: JobView, replicas: int) -> None:
-    job.kubectl("-n", NAMESPACE, "scale", "deployment", "grpo-operator", f"--replicas={replicas}")
-    if replicas:
-        job.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/grpo-operator", "--timeout=60s")
-        return
-    selector = "app.kubernetes.io/name=grpo-operator"
-    job.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", selector, "--timeout=60s")

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import NAMESPACE
 from grpo_devcluster.node import ctr
 
 AGENT_PORT, CONTROLLER_PORT = 9000, 8090
@@ -174,3 +175,13 @@ def cut_off(
     finally:
         for rule in rules:
             subprocess.run([*inside, "-D", *rule], check=True)
+
+
+def scale_operator(job: JobView, replicas: int) -> None:
+    """Give the operator so many pods; return when they run, or when its pods are gone."""
+    job.kubectl("-n", NAMESPACE, "scale", "deployment", "grpo-operator", f"--replicas={replicas}")
+    if replicas:
+        job.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/grpo-operator", "--timeout=60s")
+        return
+    selector = "app.kubernetes.io/name=grpo-operator"
+    job.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", selector, "--timeout=60s")
