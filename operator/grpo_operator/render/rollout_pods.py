@@ -133,11 +133,12 @@ class EnginePods:
     def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
         tls, several = self.parts.tls is not None, pool.engine.nodes_per_engine > 1
         keyed = tls or self.serving is not None
-        command = engine_command(self.model_path, pool, self.colocated and gpus > 0, tls)
         env = (cpu_engine_env(pool.engine) if not gpus else {}) | (KEYED_ENGINE_ENV if keyed else {})
         if self.serving:
             command = serving_command(self.model_path, pool, self.serving.name, tls)
             env |= SERVING_ENV
+        else:
+            command = engine_command(self.model_path, pool, self.colocated and gpus > 0, tls)
         if self.store:
             env |= {names.ENGINE_LOG_VARIABLE: ENGINE_LOG}
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
