@@ -30,7 +30,7 @@ def ledger(store: Path, steps: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the first steps of a run have made. ``records``: their metrics. ``samples``: see ``ledger``."""
+    """Outcome of the first steps of a run. ``records``: their metrics. ``samples``: see ``ledger``."""
 
     records: list[dict[str, Any]]
     samples: list[dict[str, Any]]

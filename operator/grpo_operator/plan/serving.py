@@ -1,4 +1,4 @@
-"""What a RolloutPool that serves its model offers to clients (pure)."""
+"""Address, name and key of the model that a RolloutPool serves (pure)."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What trackers of experiments get of an ended run: its page, and where its checkpoints are."""
+"""Artifacts of an ended run for trackers of experiments: its page and the addresses of its checkpoints."""
 
 import logging
 from pathlib import Path

@@ -119,7 +119,7 @@ class TrackioSpec(Model):
 
 
 class TrackersSpec(Model):
-    """What TensorBoard, W&B, MLflow and trackio get besides metrics and configuration."""
+    """Tables of samples and artifacts for TensorBoard, W&B, MLflow and trackio."""
 
     sample_rows: int = Field(
         8,
