@@ -1,6 +1,7 @@
 """What TensorBoard, W&B, MLflow and trackio have of a run, read back from what they have written."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,7 +56,13 @@ for attempt in (1, 2):
     sink.end(failed=attempt == 1)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], timeout=200, cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=200,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -172,7 +179,7 @@ def read_trackio(folder: Path) -> dict[str, Any]:
         "  'metadata': left.metadata, 'logs': store.get_logs('grpo', run.name)}))"
     )
     environment = {"TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin"}
-    environment["PYTHONPATH"] = ":".join(sys.path)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     read = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
