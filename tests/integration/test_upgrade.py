@@ -5,6 +5,7 @@ test_older_operator.py runs the code of another release.
 
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ CHART: dict[str, object] = {
 CRD = "grpojobs.rl.grpo.dev"
 BETA = "grpojobs.v1beta1.rl.grpo.dev"
 SCHEMA = "/spec/versions/0/schema/openAPIV3Schema/properties"
+DEFAULTED = f"{SCHEMA}/spec/properties/trainer/properties/{ADDED}"
 NEWER = (f"{SCHEMA}/spec/properties/{ADDED}", f"{SCHEMA}/status/properties/layout/properties/{ADDED}")
 
 
@@ -84,12 +86,23 @@ def test_a_job_of_an_operator_that_kept_no_images_keeps_those_of_its_ray_cluster
 
 @pytest.fixture
 def newer_crds(api: Api) -> Iterator[None]:
-    """Install a CRD with fields that this operator does not know."""
-    add = [{"op": "add", "path": path, "value": {"type": "string"}} for path in NEWER]
+    """Install a CRD with fields that this operator does not know, one of them with a default."""
+    schemas: dict[str, dict[str, Any]] = {path: {"type": "string"} for path in NEWER}
+    schemas[DEFAULTED] = {
+        "type": "object", "default": {}, "properties": {"size": {"type": "integer", "default": 3}}
+    }  # fmt: skip
+    add = [{"op": "add", "path": path, "value": schema} for path, schema in schemas.items()]
     api.ok("patch", "crd", CRD, "--type=json", "-p", json.dumps(add))
     yield
-    remove = [{"op": "remove", "path": path} for path in NEWER]
+    remove = [{"op": "remove", "path": path} for path in schemas]
     api.ok("patch", "crd", CRD, "--type=json", "-p", json.dumps(remove))
+
+
+def _refusal(api: Api, name: str) -> str:
+    """Return why a job's spec is refused, or ""."""
+    status = api.get("grpojob", name).get("status") or {}
+    texts = [c["message"] for c in status.get("conditions", []) if c["reason"] == "InvalidSpec"]
+    return str(texts[0]) if texts else ""
 
 
 def _ignored(api: Api) -> str:
@@ -121,6 +134,21 @@ def test_a_running_job_goes_on_with_fields_of_a_newer_operator(
     refused = tiny | {"metadata": {"name": "strict"}, "spec": tiny["spec"] | {ADDED: "x"}}
     assert api.apply(refused).returncode == 0
     until("InvalidSpec", lambda: "InvalidSpec" in api.ok("get", "grpojob", "strict", "-o", "json"), 30)
+
+
+def test_defaults_of_newer_crds_do_not_keep_new_jobs_out(
+    api: Api, newer_crds: None, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    fake_nodes(3)
+    assert api.apply(tiny).returncode == 0
+    assert api.get("grpojob", "tiny-moe")["spec"]["trainer"][ADDED] == {"size": 3}, "set by the API server"
+    until("pods", lambda: len(pods_of(api, OWNERS["job"])) == WHOLE.total(), 120)
+    assert f"spec.trainer.{ADDED}: upgrade the operator" in until("FieldsIgnored", lambda: _ignored(api), 30)
+    other = tiny | {"metadata": {"name": "other"}, "spec": deepcopy(tiny["spec"])}
+    other["spec"]["trainer"][ADDED] = {"size": 4}
+    assert api.apply(other).returncode == 0
+    status = until("InvalidSpec", lambda: _refusal(api, "other"), 30)
+    assert f"spec.trainer.{ADDED}" in status, "its user wants what this operator cannot do"
 
 
 @pytest.fixture

@@ -8,10 +8,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
+Path = tuple[str | int, ...]  # names of fields and indexes of lists, from the model's root
+
+
+def unknown_values(model: BaseModel) -> Iterator[tuple[Path, Any]]:
+    """Yield the paths and values of the unknown fields of ``model``."""
+    return _values(model, ())
+
 
 def unknown_fields(model: BaseModel, root: str) -> list[str]:
     """Return the dotted paths of the unknown fields of ``model``, whose own path is ``root``."""
-    return list(_paths(model, root))
+    return [root + "".join(map(_dotted, path)) for path, _ in unknown_values(model)]
 
 
 def with_unknown(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
@@ -20,14 +27,18 @@ def with_unknown(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _paths(value: object, path: str) -> Iterator[str]:
+def _values(value: object, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, BaseModel):
-        yield from (f"{path}.{name}" for name in value.model_extra or ())
+        yield from (((*path, name), extra) for name, extra in (value.model_extra or {}).items())
         for name, inner in value.__dict__.items():
-            yield from _paths(inner, f"{path}.{_key(value, name)}")
+            yield from _values(inner, (*path, _key(value, name)))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _paths(item, f"{path}[{index}]")
+            yield from _values(item, (*path, index))
+
+
+def _dotted(part: str | int) -> str:
+    return f"[{part}]" if isinstance(part, int) else f".{part}"
 
 
 def _restore(value: object, data: Any) -> None:

@@ -4,6 +4,7 @@ import json
 from collections import Counter, defaultdict
 from typing import Any
 
+from grpo_operator.api.base import Model
 from grpo_operator.api.names import Owner, owner_in_labels
 from grpo_operator.observe.watched_kinds import WATCHED, Object, reduced
 from grpo_operator.plan.capacity.feasibility import node_capacity
@@ -25,6 +26,7 @@ class Cache:
         self.gpu_records: Records = {}  # strikes against nodes with sick GPUs
         self.crd_problem = ""  # message when the installed CRDs are older than the operator
         self.older_statuses: dict[str, Object] = {}  # schemas of the statuses that are older, by plural
+        self.served_specs: dict[type[Model], Object] = {}  # schemas of the specs that the API server has
 
     @property
     def nodes(self) -> list[Object]:

@@ -4,17 +4,20 @@ The pods of an accepted job or pool get the images of that time, and its spec ma
 operator which accepted it knows.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from grpo_operator.api import names
 from grpo_operator.api.base import Model
 from grpo_operator.api.unknown_fields import unknown_fields
 from grpo_operator.api.v1alpha1.status import Phase, SettledImages
+from grpo_operator.plan.later_defaults import without_later_defaults
 from grpo_operator.plan.status.conditions import Conditions
 
 _MOST_FIELDS = 8  # named in one condition
 _WITHOUT_PODS = (Phase.INVALID, Phase.WAITING, Phase.PENDING)
 _Spec = TypeVar("_Spec", bound=Model)
+ServedSpecs = Mapping[type[Model], dict[str, Any]]  # the API server's schemas of specs
 
 
 def is_accepted(obj: dict[str, Any]) -> bool:
@@ -24,14 +27,18 @@ def is_accepted(obj: dict[str, Any]) -> bool:
     return bool(settled) or status.get("phase") not in (None, *_WITHOUT_PODS)
 
 
-def spec_of(model: type[_Spec], obj: dict[str, Any], accepted: bool) -> _Spec:
+def spec_of(model: type[_Spec], obj: dict[str, Any], accepted: bool, served: ServedSpecs) -> _Spec:
     """Return the spec of a job or pool. Raises ValidationError.
 
-    Unknown fields are refused until the object is ``accepted``. Afterwards a newer operator has accepted
-    them, and an older one must not stop what runs.
+    Unknown fields are refused until the object is ``accepted``, unless they have the defaults of newer CRDs.
+    Afterwards a newer operator has accepted them, and an older one must not stop what runs.
     """
-    spec = obj["spec"]
-    return model.of_any_release(spec) if accepted else model.model_validate(spec)
+    spec = model.of_any_release(obj["spec"])
+    if accepted:
+        return spec
+    known = without_later_defaults(obj["spec"], spec, served.get(model) or {})
+    strict = model.model_validate(known)
+    return strict if known == obj["spec"] else spec
 
 
 def note_unknown_fields(conditions: Conditions, spec: Model) -> None:
@@ -41,7 +48,7 @@ def note_unknown_fields(conditions: Conditions, spec: Model) -> None:
         return
     more = f" and {len(fields) - _MOST_FIELDS} more" if len(fields) > _MOST_FIELDS else ""
     message = (
-        f"a newer operator has accepted fields that this one ignores: {', '.join(fields[:_MOST_FIELDS])}"
+        f"this operator ignores fields that only a newer one knows: {', '.join(fields[:_MOST_FIELDS])}"
         f"{more}: upgrade the operator"
     )
     conditions.set("FieldsIgnored", True, "OlderOperator", message)

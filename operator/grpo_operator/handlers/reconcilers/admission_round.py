@@ -13,7 +13,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTempl
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.observe.cache import Cache
 from grpo_operator.plan import lifecycle
-from grpo_operator.plan.accepted import is_accepted, spec_of
+from grpo_operator.plan.accepted import ServedSpecs, is_accepted, spec_of
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
@@ -43,8 +43,8 @@ class AdmissionRound:
         self._waiting: dict[Owner, str] = {}
         self._writers: dict[Owner, Owner] = {}
         # Parsing hundreds of specs in each round would take most of its time.
-        self._job_spec = _SpecCache(GRPOJobSpec)
-        self._pool_spec = _SpecCache(RolloutPoolSpec)
+        self._job_spec = _SpecCache(GRPOJobSpec, cache)
+        self._pool_spec = _SpecCache(RolloutPoolSpec, cache)
         # Plans of jobs that wait, by UID, with what they were made of.
         self._layouts: dict[str, tuple[tuple[int, RolloutTemplate], LayoutStatus | None]] = {}
 
@@ -183,18 +183,26 @@ class AdmissionRound:
 
 
 class _SpecCache(Generic[_Spec]):
-    """Parsed specs: each generation of an object is validated once. An invalid spec yields None."""
+    """Parsed specs: each generation of an object is validated once. An invalid spec yields None.
 
-    def __init__(self, model: type[_Spec]) -> None:
-        self._model = model
+    Other CRDs may make an invalid spec valid, so they empty the cache.
+    """
+
+    def __init__(self, model: type[_Spec], cache: Cache) -> None:
+        self._model, self._cache = model, cache
+        self._served: ServedSpecs = {}
         self._specs: dict[str, tuple[int, _Spec | None]] = {}  # by UID, with the generation
 
     def __call__(self, obj: dict[str, Any]) -> _Spec | None:
-        meta = obj["metadata"]
+        meta, served = obj["metadata"], self._cache.served_specs
+        if served is not self._served:  # read again, but seldom others
+            if served != self._served:
+                self._specs.clear()
+            self._served = served
         generation, spec = self._specs.get(meta["uid"], (None, None))
         if generation != meta["generation"]:
             try:
-                spec = spec_of(self._model, obj, is_accepted(obj))
+                spec = spec_of(self._model, obj, is_accepted(obj), served)
             except ValidationError:
                 spec = None
             self._specs[meta["uid"]] = (meta["generation"], spec)

@@ -19,7 +19,7 @@ from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.handlers.reconcilers.store_removal import StoreRemoval
 from grpo_operator.observe.pod_poller import Reports
 from grpo_operator.plan import lifecycle, resumption
-from grpo_operator.plan.accepted import is_accepted, spec_of
+from grpo_operator.plan.accepted import ServedSpecs, is_accepted, spec_of
 from grpo_operator.plan.capacity.failing_nodes import (
     avoided_names,
     failing_event,
@@ -68,6 +68,10 @@ class JobReconciler:
         self._store = StoreRemoval(context)
         self._exports = CheckpointExport(context)
 
+    @property
+    def _served(self) -> ServedSpecs:
+        return self._context.cache.served_specs
+
     async def reconcile(self, job: dict[str, Any]) -> None:
         """Reconcile one GRPOJob."""
         if job["metadata"].get("deletionTimestamp"):
@@ -80,7 +84,7 @@ class JobReconciler:
         try:
             if self._context.predecessor_remains(job):
                 return  # wait until the RayCluster of a deleted job of this name is gone
-            spec = spec_of(GRPOJobSpec, job, is_accepted(job))
+            spec = spec_of(GRPOJobSpec, job, is_accepted(job), self._served)
             engines = self._engines(job, spec)
             layout = self._with_images(job, self._layout(job, spec, engines), engines)
             source = fork_source(job, spec, self._context.cache.jobs)
@@ -163,7 +167,7 @@ class JobReconciler:
                 "and belongs to no job, but this job needs that name for its own pool: choose another name",
                 "NameTaken",
             )
-        return Engines(owner, spec_of(RolloutPoolSpec, owned, is_accepted(job)), True)
+        return Engines(owner, spec_of(RolloutPoolSpec, owned, is_accepted(job), self._served), True)
 
     def _referenced(self, job: dict[str, Any], name: str) -> Engines:
         namespace = job["metadata"]["namespace"]
@@ -183,7 +187,7 @@ class JobReconciler:
                 "RolloutPool that you created",
                 "PoolOwned",
             )
-        found = spec_of(RolloutPoolSpec, pool, is_accepted(pool))
+        found = spec_of(RolloutPoolSpec, pool, is_accepted(pool), self._served)
         check_waits_for_jobs(found, name)
         return Engines(owner_of(pool), found, False)
 
@@ -308,7 +312,7 @@ class JobReconciler:
         owner = owner_of(job)
         pool = self._context.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
         if pool:
-            spec = spec_of(RolloutPoolSpec, pool, is_accepted(job))
+            spec = spec_of(RolloutPoolSpec, pool, is_accepted(job), self._served)
             status = pool_status(pool, spec, owner, observed, owner.name, now())
             await self._context.write_status("rolloutpools", pool, status)
 

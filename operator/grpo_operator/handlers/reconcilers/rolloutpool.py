@@ -63,7 +63,9 @@ class PoolReconciler:
                 f"metadata.name={name}: {len(name)} characters, and names of pods and services derive from "
                 f"it: use at most {LONGEST_NAME}"
             )
-        spec = completed_pool(spec_of(RolloutPoolSpec, pool, is_accepted(pool)))
+        spec = completed_pool(
+            spec_of(RolloutPoolSpec, pool, is_accepted(pool), self._context.cache.served_specs)
+        )
         if (pool.get("status") or {}).get("engines"):
             return spec  # a running pool is not refused when nodes are lost
         check_pool(spec)

@@ -136,6 +136,6 @@ class StoreRemoval:
 def _parsed(job: _Job) -> GRPOJobSpec | str:
     """Return the spec, or what is wrong with it."""
     try:
-        return spec_of(GRPOJobSpec, job, accepted=True)
+        return spec_of(GRPOJobSpec, job, accepted=True, served={})
     except ValidationError as error:
         return describe(error)

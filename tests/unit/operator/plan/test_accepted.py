@@ -45,7 +45,7 @@ def _images(cluster: dict[str, Any]) -> set[str]:
 
 def _rendered(manifest: dict[str, Any], settings: OperatorSettings) -> dict[str, Any]:
     """Return the RayCluster as an operator with ``settings`` makes it of an accepted job."""
-    spec, layout = spec_of(GRPOJobSpec, manifest, True), settled_layout(manifest)
+    spec, layout = spec_of(GRPOJobSpec, manifest, True, {}), settled_layout(manifest)
     assert layout is not None
     images = settled_images(layout.images, None, settings.images)
     pool = with_resources(pool_of(spec), layout)
@@ -113,7 +113,7 @@ def test_a_status_of_a_newer_operator_is_read_and_written_back_whole() -> None:
     assert status.wire() == manifest["status"], "the newer operator finds what it has written"
     layout = settled_layout(manifest)
     assert layout is not None and layout.layout() == _layout(strict_spec(manifest)).layout()
-    spec = spec_of(GRPOJobSpec, manifest, True)
+    spec = spec_of(GRPOJobSpec, manifest, True, {})
     written = job_status(manifest, spec, layout, pool_of(spec), running(step=8), NOW).wire()
     assert written[ADDED] == written["layout"][ADDED] == written["layout"]["images"][ADDED] == "new"
     assert of_today(written) == today | {"step": 8, "progress": written["progress"]}
@@ -136,9 +136,43 @@ def test_fields_of_a_newer_operator_are_refused_until_a_job_is_accepted() -> Non
     manifest["spec"]["trainer"][ADDED] = {"size": 1}
     assert not is_accepted(manifest)
     with pytest.raises(ValidationError, match=f"trainer.{ADDED}"):
-        spec_of(GRPOJobSpec, manifest, False)
+        spec_of(GRPOJobSpec, manifest, False, {})
     pending = refused_status(manifest, "InvalidSpec", "no such field", NOW).wire()
     assert not is_accepted(manifest | {"status": pending})
+
+
+LATER = {
+    "type": "object", "default": {"size": 1},
+    "properties": {"size": {"type": "integer"}, "unit": {"type": "string", "default": "Gi"}},
+}  # fmt: skip
+SERVED = {
+    "properties": {
+        ADDED: {"type": "array", "items": {"type": "integer"}, "default": [2, 3]},
+        "trainer": {"properties": {ADDED: LATER}},
+        "validation": {"properties": {"sets": {"items": {"properties": {ADDED: {"default": False}}}}}},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [({"size": 1, "unit": "Gi"}, False), ({"size": 1}, False), ({"size": 2}, True), (None, True)],
+)
+def test_defaults_of_newer_crds_are_no_reason_to_refuse_a_job(value: Any, named: bool) -> None:
+    manifest = job()
+    sets = [{"name": "gcd", "data": "reasoning-gym:gcd", ADDED: False}]
+    manifest["spec"] |= {ADDED: [2, 3], "validation": {"sets": sets}}
+    manifest["spec"]["trainer"][ADDED] = value
+    if named:
+        with pytest.raises(ValidationError, match=f"trainer.{ADDED}") as raised:
+            spec_of(GRPOJobSpec, manifest, False, {GRPOJobSpec: SERVED})
+        assert raised.value.error_count() == 1, "a default is not named"
+        return
+    spec = spec_of(GRPOJobSpec, manifest, False, {GRPOJobSpec: SERVED})
+    assert spec == spec_of(GRPOJobSpec, manifest, True, {}), "acceptance changes nothing that pods read"
+    assert spec.wire()["trainer"][ADDED] == value
+    with pytest.raises(ValidationError, match=ADDED):
+        spec_of(GRPOJobSpec, manifest, False, {GRPOJobSpec: {}})
 
 
 def test_an_accepted_job_goes_on_with_fields_that_only_a_newer_operator_knows() -> None:
@@ -147,7 +181,7 @@ def test_an_accepted_job_goes_on_with_fields_that_only_a_newer_operator_knows() 
     manifest["spec"]["trainer"][ADDED] = {"size": 1}
     manifest["spec"]["rollout"]["template"]["engine"][ADDED] = True
     assert is_accepted(manifest) and _rendered(manifest, A) == before
-    spec, layout = spec_of(GRPOJobSpec, manifest, True), settled_layout(manifest)
+    spec, layout = spec_of(GRPOJobSpec, manifest, True, {}), settled_layout(manifest)
     assert layout is not None
     status = job_status(manifest, spec, layout, pool_of(spec), running(), NOW)
     assert status.phase == "Training"
@@ -160,7 +194,7 @@ def test_a_value_that_is_invalid_is_refused_for_accepted_jobs_too() -> None:
     manifest = _accepted()
     manifest["spec"]["totalSteps"] = 0
     with pytest.raises(ValidationError, match="totalSteps"):
-        spec_of(GRPOJobSpec, manifest, is_accepted(manifest))
+        spec_of(GRPOJobSpec, manifest, is_accepted(manifest), {})
 
 
 def test_settings_differ_in_their_images_only() -> None:
