@@ -71,7 +71,7 @@ slow:  ## tests that take minutes and rarely break
 	$(PYTEST) tests/unit -m slow
 	$(PYTEST) tests/worker tests/integration -v --timeout=1800 --durations=0 -m slow
 	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow --ignore=tests/e2e/test_faults.py
-	GRPO_E2E_STEPS=130 $(PYTEST) tests/e2e/test_faults.py -v --timeout=2700
+	$(PYTEST) tests/e2e/test_faults.py -v --timeout=2700
 
 SOAK_MINUTES ?= 60
 SOAK_PROMPTS ?= 192
@@ -135,7 +135,7 @@ bench-pod-steps:  ## phases of small jobs on real pods, on a quiet machine; writ
 
 bench-faults:  ## recovery times of the end-to-end fault tests; adds to demo.json and rehearsal.json in benchmarks/results
 	$(DEV) prepare
-	GRPO_RECORD=1 GRPO_E2E_STEPS=130 $(PYTEST) tests/e2e/test_faults.py tests/e2e/test_named_errors.py tests/e2e/test_multi_host_engine.py -v --timeout=2700
+	GRPO_RECORD=1 $(PYTEST) tests/e2e/test_faults.py tests/e2e/test_named_errors.py tests/e2e/test_multi_host_engine.py -v --timeout=2700
 
 bench-job: env  ## whole jobs with a core for the engine and one for the trainer; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/job.py ours benchmarks/results/job_cpu.json --cpu

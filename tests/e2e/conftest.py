@@ -16,7 +16,7 @@ from grpo_devcluster.install import NAMESPACE, devcluster_values, install_operat
 from grpo_devcluster.paths import KUBECONFIG, REPO
 from grpo_devcluster.rights import refused, used
 from support.jobs import CALM, ENDED, STEPS, Start, apply
-from support.runs import Outcome
+from support.runs import Outcome, Undisturbed
 
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
 
@@ -84,13 +84,6 @@ def calm(start: Start) -> Outcome:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(start: Start) -> list[dict[str, Any]]:
-    """Records of a whole run that nobody disturbs: what the others are compared with."""
-    from grpo_devcluster.report import load
-
-    job = start("undisturbed")
-    status = job.wait(ENDED, 1200)
-    assert status["phase"] == "Succeeded", status
-    records = load(job.store())
-    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
-    return records
+def undisturbed(start: Start) -> Undisturbed:
+    """A whole run that nobody disturbs: what the others are compared with."""
+    return Undisturbed(start)

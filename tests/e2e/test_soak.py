@@ -60,7 +60,7 @@ def _gpu_seconds(job: JobView) -> tuple[float, float]:
 @pytest.mark.fault(
     row="30",
     point="SIGKILL of a pod, rank, engine, agent, controller, head (with its state in Redis) or the "
-    "operator, at random in a tenth of the steps; recorded for an hour, and six minutes among the slow tests",
+    "operator, at random in a tenth of the steps, for an hour",
     witness="each victim is seen to be gone or replaced, and is printed with its step",
     bound="a step that was never finished before, 900 s after the last fault",
     compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, of a calm run",

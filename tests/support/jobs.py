@@ -1,6 +1,5 @@
 """Jobs on the devcluster."""
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +7,7 @@ from pathlib import Path
 from grpo_devcluster.follow import JobView
 
 ENDED = frozenset({"Succeeded", "Failed"})
-# The last fault of test_faults.py ends some twenty steps before; with its slow tests it takes 130.
-STEPS = int(os.environ.get("GRPO_E2E_STEPS", "110"))
+STEPS = 110  # of a run that must learn
 CALM = 100  # steps of the run ``calm``, which are enough for two losses of Ray's head and one of a rank
 
 Start = Callable[..., JobView]

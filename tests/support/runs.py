@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from grpo_devcluster.report import load
+from support.jobs import ENDED, STEPS, Start
 
 SAME = ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights")
 
@@ -50,6 +51,28 @@ class Outcome:
         """Assert that all steps and samples are those of another run, bit for bit."""
         assert_same_steps(self.records, calm.records)
         assert self.samples == calm.samples, "other samples"
+
+
+class Undisturbed:
+    """A run that nobody disturbs, with as many steps as a comparison needs."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._records: list[dict[str, Any]] = []
+
+    def records(self, steps: int) -> list[dict[str, Any]]:
+        """Return the records of the first steps; run the job if there are too few."""
+        if len(self._records) < steps:
+            self._records = self._run(max(steps, STEPS))
+        return self._records[:steps]
+
+    def _run(self, steps: int) -> list[dict[str, Any]]:
+        job = self._start("undisturbed", steps=steps)
+        status = job.wait(ENDED, 1200)
+        assert status["phase"] == "Succeeded", status
+        records = load(job.store())
+        job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+        return records
 
 
 def recoveries(store: Path) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ class Soak:
 
     job: JobView
     seed: int
+    kinds: tuple[str, ...] = KINDS
     faults: list[Fault] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class Soak:
     def inject(self, step: int) -> None:
         """Inject the next fault; return after it has happened."""
         if not self._rest:
-            self._rest = self._random.sample(KINDS, len(KINDS))
+            self._rest = self._random.sample(self.kinds, len(self.kinds))
         kind = self._rest.pop()
         victim = self._victims(kind)
         if victim is None:
