@@ -8,15 +8,14 @@ import pytest
 import yaml
 
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import CHART, install_operator
+from grpo_devcluster.install import CHART
 from grpo_devcluster.paths import JOB_DATA
 from support.faults import cut_off, scale_operator, step_of, until, wait_step
 from support.jobs import Start
-from support.prometheus import RELEASE, Prometheus, prometheus, prometheus_operator
+from support.prometheus import Prometheus, scraped
 from support.unsteady_store import HANG, UnsteadyStore, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-MONITORS = 4
 WAITS = 5  # metrics.phaseSeconds.Waiting
 EVERY = 2  # steps from checkpoint to checkpoint
 # Seconds until Prometheus has seen it: a scrape takes place every 15 s, a rule is evaluated every 5 s.
@@ -36,11 +35,9 @@ def store(kubeconfig: Path) -> Iterator[UnsteadyStore]:
 def server(
     kubeconfig: Path, chart_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    shown = {"podMonitor": True, "prometheusRule": True, "labels": RELEASE}
-    with prometheus_operator():
-        install_operator(kubeconfig, chart_values | {"metrics": shown | {"phaseSeconds": {"Waiting": WAITS}}})
-        with prometheus(tmp_path_factory.mktemp("prometheus"), MONITORS) as server:
-            yield server
+    folder = tmp_path_factory.mktemp("prometheus")
+    with scraped(chart_values, folder, phaseSeconds={"Waiting": WAITS}) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

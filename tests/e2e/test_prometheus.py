@@ -1,7 +1,6 @@
 """A real Prometheus, configured by Prometheus Operator from the chart, scrapes a real job."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,20 +8,14 @@ import yaml
 
 from grpo_devcluster.dashboards.pages import DASHBOARDS
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import CHART, install_operator
+from grpo_devcluster.install import CHART
 from grpo_devcluster.results import record_from_test
 from support.faults import kill_rank, report, until, wait_step
 from support.jobs import Start
 from support.nvml_shim import DEGRADED, NvmlShim
-from support.prometheus import RELEASE, Prometheus, prometheus, prometheus_operator
+from support.prometheus import TARGETS, Prometheus, scraped
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-MONITORS = {
-    "grpo-operator": 1,
-    "grpo-operator-jobs": 1,
-    "grpo-operator-trainers": 2,
-    "grpo-operator-engines": 2,
-}
 RESTARTS = 4  # in an hour raise GRPOJobRestartsOften
 
 
@@ -44,13 +37,10 @@ def job(start: Start, tmp_path_factory: pytest.TempPathFactory) -> JobView:
 
 @pytest.fixture(scope="module")
 def server(
-    kubeconfig: Path, chart_values: dict[str, Any], job: JobView, tmp_path_factory: pytest.TempPathFactory
+    chart_values: dict[str, Any], job: JobView, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    with prometheus_operator():
-        shown = {"podMonitor": True, "prometheusRule": True, "dashboards": True, "labels": RELEASE}
-        install_operator(kubeconfig, chart_values | {"metrics": shown})
-        with prometheus(tmp_path_factory.mktemp("prometheus"), len(MONITORS)) as server:
-            yield server
+    with scraped(chart_values, tmp_path_factory.mktemp("prometheus")) as server:
+        yield server
 
 
 def test_all_pods_of_a_job_are_scraped(server: Prometheus, job: JobView) -> None:
@@ -59,7 +49,7 @@ def test_all_pods_of_a_job_are_scraped(server: Prometheus, job: JobView) -> None
     for target in targets:
         monitor = target["scrapePool"].split("/")[2]
         pools[monitor] = pools.get(monitor, 0) + 1
-    assert pools == MONITORS
+    assert pools == TARGETS
 
 
 def test_series_name_the_job(server: Prometheus, job: JobView) -> None:
@@ -112,7 +102,7 @@ def _empty(server: Prometheus, queries: list[str]) -> list[str]:
 
 def _all_up(server: Prometheus) -> list[dict[str, Any]] | None:
     targets = server.targets()
-    up = [target["health"] for target in targets] == ["up"] * sum(MONITORS.values())
+    up = [target["health"] for target in targets] == ["up"] * sum(TARGETS.values())
     return targets if up else None
 
 

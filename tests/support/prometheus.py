@@ -16,6 +16,7 @@ from grpo_devcluster import processes
 from grpo_devcluster.addons import kubectl, served
 from grpo_devcluster.certs import PKI
 from grpo_devcluster.gobuild import binary, build_all, module_directory
+from grpo_devcluster.install import install_operator
 from grpo_devcluster.paths import KUBECONFIG
 from support.engine_server import free_port
 from support.faults import until
@@ -23,6 +24,13 @@ from support.faults import until
 _NAMESPACE, _NAME = "monitoring", "test"
 # kube-prometheus-stack selects the PodMonitors and rules that have the label of its own release.
 RELEASE = {"release": "stack"}
+# PodMonitors of the chart, with the pods of the operator and of a job with two ranks and two engines.
+TARGETS = {
+    "grpo-operator": 1,
+    "grpo-operator-jobs": 1,
+    "grpo-operator-trainers": 2,
+    "grpo-operator-engines": 2,
+}
 _OF_ITS_POD = {"SHARD": "0", "POD_NAME": f"prometheus-{_NAME}-0"}
 _OBJECTS = f"""\
 apiVersion: v1
@@ -68,7 +76,20 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus_operator() -> Iterator[None]:
+def scraped(values: dict[str, Any], folder: Path, **metrics: Any) -> Iterator[Prometheus]:
+    """Install the chart with its monitors, rules and dashboards; run a Prometheus that they configure.
+
+    ``values``: of the chart. ``metrics``: more of its values below ``metrics``. ``folder``: for its series.
+    """
+    shown = {"podMonitor": True, "prometheusRule": True, "dashboards": True, "labels": RELEASE}
+    with _prometheus_operator():
+        install_operator(KUBECONFIG, values | {"metrics": shown | metrics})
+        with _prometheus(folder) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def _prometheus_operator() -> Iterator[None]:
     """Run Prometheus Operator, with its kinds, as a process beside the cluster."""
     build_all(("prometheus", "prometheus-operator"))
     path = "github.com/prometheus-operator/prometheus-operator"
@@ -88,13 +109,10 @@ def prometheus_operator() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, monitors: int) -> Iterator[Prometheus]:
-    """Run Prometheus with the configuration that the operator makes of the PodMonitors and rules of RELEASE.
-
-    ``monitors``: number of PodMonitors that the configuration must have.
-    """
+def _prometheus(folder: Path) -> Iterator[Prometheus]:
+    """Run Prometheus as its operator configures it from the PodMonitors and rules of RELEASE."""
     kubectl("apply", "-f", "-", stdin=_OBJECTS)
-    config = until("its configuration", lambda: _configuration(monitors), 60)
+    config = until("its configuration", _configuration, 60)
     rules = until("its rules", _rules, 60)
     for name, text in rules.items():
         (folder / f"{name}.rules.yaml").write_text(text)
@@ -121,7 +139,7 @@ def _server() -> str:
     return str(clusters[0]["cluster"]["server"])
 
 
-def _configuration(monitors: int) -> dict[str, Any] | None:
+def _configuration() -> dict[str, Any] | None:
     """Return the configuration that the operator has written; None until it has all monitors."""
     name = f"prometheus-{_NAME}"
     found = kubectl("-n", _NAMESPACE, "get", "secret", name, "--ignore-not-found", "-o", "json")
@@ -132,7 +150,7 @@ def _configuration(monitors: int) -> dict[str, Any] | None:
     for variable, value in _OF_ITS_POD.items():  # in a pod its sidecar does that
         text = text.replace(f"$({variable})", value)
     config = yaml.safe_load(text)
-    return dict(config) if len(config["scrape_configs"]) >= monitors else None
+    return dict(config) if len(config["scrape_configs"]) >= len(TARGETS) else None
 
 
 def _rules() -> dict[str, str]:
