@@ -42,6 +42,7 @@ from support.faults import (
     kill_rank,
     main_process,
     report,
+    signal_rank,
     step_of,
     uids,
     until,
@@ -50,6 +51,7 @@ from support.faults import (
 from support.jobs import ENDED
 
 BETWEEN = 2  # undisturbed steps between two faults
+HANG = 90  # seconds of restartPolicy.hangSeconds
 PATIENCE = 180  # seconds for a step after a fault
 COMPARED = ("actor/loss", "actor/grad_norm", "critic/score/mean", "train/train_rollout_logprob_abs_diff")
 Fault = Callable[[JobView], str]  # injects it and returns what shows that it happened
@@ -70,6 +72,18 @@ def rank(job: JobView) -> str:
     kill_rank(job, 0)
     until("another process", lambda: report(job)["trainers"][0]["pid"] != before["pid"], PATIENCE)
     return f"process {before['pid']} is replaced by {report(job)['trainers'][0]['pid']}"
+
+
+def rank_stopped(job: JobView) -> str:
+    """Stop the last rank's process, so that NCCL's calls of the other ranks never return."""
+    before = report(job)
+    signal_rank(job, -1, "STOP")
+    until("a new attempt", lambda: report(job)["attempt"] > before["attempt"], HANG + PATIENCE)
+    said = str(report(job)["lastFailure"])
+    until(
+        "other processes", lambda: set(_ranks(job)).isdisjoint(r["pid"] for r in before["trainers"]), PATIENCE
+    )
+    return said
 
 
 def engine_generating(job: JobView) -> str:
@@ -156,7 +170,7 @@ def operator(job: JobView) -> str:
 
 FAULTS: tuple[Fault, ...] = (
     *(trainer_agent, engine_agent, operator, rank, engine_generating),
-    *(engine_updating, controller, trainer_pod, ray_head, gpu_taken),
+    *(engine_updating, controller, trainer_pod, ray_head, gpu_taken, rank_stopped),
 )
 # Faults that the training ranks outlive, with the seconds in which these would end: NCCL's watchdog ends a
 # process a minute after it has lost a member of a group.
@@ -175,6 +189,7 @@ def begin(name: str, manifest: Path, steps: int) -> JobView:
     engine["deterministic"] = True
     engine["extraArgs"] = [*engine.get("extraArgs", []), "--disable-radix-cache"]
     spec["checkpoint"]["everySteps"] = 10
+    spec["restartPolicy"] = {"hangSeconds": HANG}
     if spec.get("mode") != "colocated":  # beside offloaded state, copies would not fit a host of one GPU
         spec["checkpoint"]["memory"] = {"everySteps": 1}
     kubectl("apply", "-f", "-", stdin=json.dumps(job))

@@ -106,9 +106,14 @@ def started(pod: dict[str, Any], container: str) -> str:
 
 def kill_rank(job: JobView, number: int = 1) -> None:
     """SIGKILL the process of a rank, as the controller names it; its pod lives on."""
+    signal_rank(job, number, "KILL")
+
+
+def signal_rank(job: JobView, number: int, name: str) -> None:
+    """Send the process of a rank a signal, for example STOP."""
     rank = report(job)["trainers"][number]
     (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
+    job.exec(pod["metadata"]["name"], "ray-worker", "kill", f"-{name}", str(rank["pid"]))
 
 
 def kill_during_sync(pod: dict[str, Any], pid: int, timeout: float = 120) -> None:
