@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import subprocess
+import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,8 @@ from grpo_devcluster.operator_process import operator_process
 from grpo_devcluster.paths import REPO
 from support.api_server import Api, until
 
+# A commit of the day before serving, rollbacks and the lines of engines, with whose images jobs have run.
+WITH_PODS = "1db9356840016ebe9adb97eebdfe269b17ce7c29"
 # The first commit whose operator keeps what it has accepted and reads what newer ones write, so that
 # docs/guides/upgrades.md holds for it. Much has come since: hardened pods, keys of jobs, certificates.
 COMMIT = "55bdbfa1ed3dac9fecc391543b5f5ad3d07dbe26"
@@ -72,13 +76,30 @@ class Release:
 PRESENT = Release(REPO)
 
 
-def unpack(target: Path, repository: Path = REPO, commit: str = COMMIT) -> Release:
-    """Write the older release into a folder. Skips the test in a copy without the commit."""
+def install(root: Path) -> None:
+    """Build the images of the release in ``root``; install its CRDs and operator in the devcluster."""
+    code = (
+        "from grpo_devcluster.images import ensure_images\n"
+        "from grpo_devcluster.install import devcluster_values, install_operator\n"
+        "from grpo_devcluster.paths import KUBECONFIG\n"
+        "install_operator(KUBECONFIG, devcluster_values(ensure_images()))\n"
+    )
+    environment = root / ".venv"
+    if not environment.exists():
+        environment.symlink_to(Path(sys.prefix))
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(root / "devcluster")}, cwd=root, check=True)
+
+
+def unpack(
+    target: Path, repository: Path = REPO, commit: str = COMMIT, parts: Sequence[str] = _PARTS
+) -> Release:
+    """Write the older release, or parts of it, into a folder. Skips the test in a copy without the commit."""
     found = _git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
     if found.returncode:
         reason = found.stderr.decode().strip()
         pytest.skip(f"the older release is commit {commit[:8]}: use a clone with all commits ({reason})")
-    archive = _git(repository, "archive", "--format=tar", commit, *_PARTS)
+    archive = _git(repository, "archive", "--format=tar", commit, *parts)
     assert archive.returncode == 0, archive.stderr.decode()
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(target, filter="data")
