@@ -4,12 +4,8 @@ import asyncio
 import json
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ import httpx
 import pytest
 
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.gobuild import binary
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import record_from_test
@@ -41,6 +36,7 @@ from support.faults import (
     until,
     wait_step,
 )  # fmt: skip
+from support.grpo_command import grpo, page_of
 from support.jobs import ENDED, Start
 from support.runs import Undisturbed, assert_same_steps, recoveries
 from support.soak import KINDS, SHARE, Soak
@@ -102,24 +98,28 @@ def test_users_read_metrics_status_logs_and_the_page_of_the_job(job: JobView, tm
     written = load(job.store())
     assert list(frame.index[:8]) == list(range(1, 9))
     assert list(frame["actor/loss"][:8]) == [record["actor/loss"] for record in written[:8]]
-    assert re.search(r"step 8: reward -?\d\.\d+ with weights v7, ", _grpo("logs", job.name, "--tail=-1"))
-    assert _grpo("metrics", job.name, "actor/loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
-    shown = _grpo("samples", job.name, "--step=8", "--order=-score", "--limit=1000", "-o", "json")
+    line = r"controller attempt=2 step=8: step 8: reward -?\d\.\d+ with weights v7, .* tokens/s"
+    assert re.search(line, grpo("logs", job.name, "--tail=-1"))
+    stored = grpo("logs", job.name, "--stored", "--part=trainer", "--rank=1", "--tail=-1")
+    assert " trainer rank=1 attempt=1" in stored, "the pod of these lines is gone"
+    assert " trainer rank=1 attempt=2" in stored
+    assert grpo("metrics", job.name, "actor/loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
+    shown = grpo("samples", job.name, "--step=8", "--order=-score", "--limit=1000", "-o", "json")
     samples = [sample for sample in json.loads(shown)["items"] if not sample["dropped"]]
     assert sorted(sample["uid"] for sample in samples) == sorted(_consumed(job, 8))
     frame = asyncio.run(client.samples_frame(job.name, step=8))
     assert sorted(frame["uid"][~frame["dropped"].astype(bool)]) == sorted(_consumed(job, 8))
     assert samples[0]["score"] == max(sample["score"] for sample in samples) and samples[0]["answer"]
-    shown = _grpo("samples", job.name, "--step=8", "--limit=8", "--tokens", "-o", "json")
+    shown = grpo("samples", job.name, "--step=8", "--limit=8", "--tokens", "-o", "json")
     assert_ids_are_texts([row for row in json.loads(shown)["items"] if not row["dropped"]])
-    _grpo("ui", job.name, "-o", str(tmp_path / "run.html"))
+    grpo("ui", job.name, "-o", str(tmp_path / "run.html"))
     assert '"name":"actor/loss"' in (tmp_path / "run.html").read_text()
-    with _page(job.name) as url:
+    with page_of(job.name) as url:
         page = httpx.get(url, timeout=120)
         assert page.status_code == 200 and '"live":true' in page.text
         steps = f"{url.removesuffix('page')}v1/page/steps?after=0&time=0"
         assert httpx.get(steps, timeout=120).json()["new"]["last"]["step"] >= 8
-    shown = _grpo("status", job.name)
+    shown = grpo("status", job.name)
     assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
     restarts = job.kubectl("get", "grpojob", job.name, "--no-headers").split()[-2]
     assert restarts == "1", "the column RESTARTS of kubectl get"
@@ -149,26 +149,6 @@ def _consumed(job: JobView, step: int) -> list[str]:
     """Return the samples that a step was trained on, as the ledger has them."""
     lines = [json.loads(line) for line in (job.store() / "ledger.jsonl").read_text().splitlines()]
     return [line["uid"] for line in lines if line["step"] == step and not line.get("leftOut")]
-
-
-def _grpo(*arguments: str) -> str:
-    return subprocess.run(_command(*arguments), capture_output=True, text=True, check=True).stdout
-
-
-def _command(*arguments: str) -> list[str]:
-    options = [f"--kubectl={binary('kubectl')}", f"--kubeconfig={KUBECONFIG}"]
-    return [sys.executable, "-m", "grpo_operator.cli.kubectl.main", *options, *arguments]
-
-
-@contextmanager
-def _page(job: str) -> Iterator[str]:
-    """Serve the page of a job as users do, and yield its URL."""
-    with subprocess.Popen(_command("ui", job, "--no-browser"), stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stdout is not None
-        try:
-            yield serving.stdout.readline().strip()
-        finally:
-            serving.terminate()  # a shell lets what runs in its background ignore SIGINT
 
 
 @pytest.mark.fault(
@@ -214,7 +194,7 @@ def test_a_controller_that_dies_during_a_sync_and_is_deleted_resumes_by_itself(j
 def test_users_take_a_checkpoint_home_while_the_job_runs(job: JobView) -> None:
     until("a checkpoint", lambda: job.status().get("lastCheckpoint"), 120)
     before, step = uids(job, "trainer", "rollout", "controller"), step_of(job)
-    place = Path(_grpo("export", job.name, "--wait=300").splitlines()[-1])
+    place = Path(grpo("export", job.name, "--wait=300").splitlines()[-1])
     folder = job.store() / "export" / place.name
     hf, files = json.loads((folder / "config.json").read_text()), SafetensorsWeights(folder)
     assert all(files.shape(name) == shape for name, shape in family_of(hf).shapes(hf).items())

@@ -77,7 +77,10 @@ def test_an_alert_fires_for_a_job_that_restarts_often(server: Prometheus, job: J
     for count in range(1, RESTARTS + 1):
         _restart(job, count)
     often = until("the alert fires", lambda: _firing(server, "GRPOJobRestartsOften"), 60)
-    assert [alert["labels"]["name"] for alert in often] == [job.name]
+    (alert,) = often
+    assert (alert["labels"]["namespace"], alert["labels"]["name"]) == (job.namespace, job.name)
+    said = f"GRPOJob {job.namespace}/{job.name} restarted more than 3 times in an hour"
+    assert alert["annotations"]["summary"] == said
     assert {rule["health"] for rule in server.alerts().values()} == {"ok"}
 
 

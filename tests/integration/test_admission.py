@@ -105,8 +105,16 @@ def test_an_infeasible_job_is_stalled_and_has_no_pod(
     assert time.monotonic() - started < 5
     for text in texts:
         assert text in condition["message"]
+    (event,) = until("an event says so", lambda: _warnings(api, "Invalid"), 10)
+    assert event["message"][:100] == condition["message"][:100]
     time.sleep(2)
     assert api.get("pods", "-A")["items"] == [] and api.get("rayclusters", "-A")["items"] == []
+
+
+def _warnings(api: Api, reason: str) -> list[dict[str, Any]]:
+    """Return the warnings with this reason about the job."""
+    about = f"--field-selector=type=Warning,reason={reason},involvedObject.name=tiny-moe"
+    return list(api.get("events", "-A", about)["items"])
 
 
 def test_a_critic_gets_its_own_learning_rate_from_the_api_server(api: Api, tiny: dict[str, Any]) -> None:

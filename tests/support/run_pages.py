@@ -21,6 +21,7 @@ from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
 from grpo_worker.samples.writer import SampleWriter
+from support.browser import Page
 
 # Its tokenizer has a token for every byte, and leaves text as it is.
 MODEL = str(Path(__file__).parent / "published_models" / "snapshots" / "tokenizers" / "qwen3")
@@ -147,6 +148,12 @@ def validations_of(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
             point = [values["step"], values[f"{name}/mean"], values[f"{name}/ci95"]]
             found.setdefault(values["set"], {}).setdefault(name, []).append(point)
     return found
+
+
+async def series(page: Page) -> dict[str, list[list[float]]]:
+    """Return the points of all curves that a page of a run has, by metric."""
+    found = await page.value("runPage.data.series")
+    return {one["name"]: one["points"] for one in found}
 
 
 def metrics_of(folder: Path) -> dict[str, list[list[float]]]:

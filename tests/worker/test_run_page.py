@@ -31,6 +31,7 @@ from support.run_pages import (
     MODEL,
     metrics_of,
     record,
+    series,
     validations_of,
     write_records,
     write_restarts,
@@ -123,11 +124,6 @@ def live(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     server.stop()
     for thread in threads:
         thread.join(10)
-
-
-async def series(page: Page) -> dict[str, list[list[float]]]:
-    found = await page.value("runPage.data.series")
-    return {one["name"]: one["points"] for one in found}
 
 
 async def validated(page: Page) -> dict[str, dict[str, list[list[float]]]]:
