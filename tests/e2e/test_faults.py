@@ -38,7 +38,7 @@ from support.faults import (
 )  # fmt: skip
 from support.grpo_command import grpo, page_of
 from support.jobs import ENDED, Start
-from support.runs import Undisturbed, assert_same_steps, recoveries
+from support.runs import Outcome, Undisturbed, recoveries
 from support.soak import KINDS, SHARE, Soak
 from support.stored_samples import assert_ids_are_texts
 
@@ -47,6 +47,7 @@ RECOVERED = 900.0  # seconds from the last random fault until a step that was ne
 MANY, FEWER = 2000, 1000  # steps that the job is to train, until tests lower their number
 REST = 3  # steps after the last fault
 SOAK_MINUTES, SEED = 6, 1
+GPUS = 4  # two ranks and two engines, of which each counts as one
 POOL_TIMEOUT = 4 * DEADLINE  # seconds that a step waits for engines before the trainers are parked
 
 
@@ -411,11 +412,13 @@ def test_the_operator_may_be_away(job: JobView) -> None:
 def test_random_faults_for_minutes_end_no_job(job: JobView) -> None:
     # Without Redis the loss of Ray's head takes the pods along, which test_ray_head.py tests.
     soak = Soak(job, SEED, tuple(kind for kind in KINDS if kind != "ray head"))
-    first = step_of(job)
+    first, began, before = step_of(job), time.monotonic(), _gpu_seconds(job)
     soak.run(SOAK_MINUTES * 60)
     last = until("the furthest step", lambda: max(step_of(job), 0), RECOVERED)
     wait_step(job, last + 1, RECOVERED)
     print(soak.counts(), soak.missed, last - first, flush=True)
+    share = (_gpu_seconds(job) - before) / (GPUS * (time.monotonic() - began))
+    assert abs(share - 1) < 0.05, "the account of GPU time has a gap"
     assert soak.faults, "no fault was drawn"
     assert len(soak.faults) + len(soak.missed) >= SHARE * (last - first) / 2, "fewer faults than drawn"
     assert report(job)["restarts"]["job"] == 0, "a fault was taken for an error of the job"
@@ -427,16 +430,15 @@ def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: Undisturbed)
     status = job.wait(ENDED, 900)
     assert status["phase"] == "Succeeded" and status["restarts"]["job"] == 0
     assert status["restarts"]["infrastructure"] >= 2, "of the gang and of the controller"
-    records = load(job.store())
-    calm = undisturbed.records(steps)
-    assert_same_steps(records, calm)
+    calm = undisturbed.first(steps)
+    Outcome.of(job.store(), steps).assert_same(calm)
     for step in range(1, steps + 1):
         stored = samples_of(job.store(), step)
         assert sorted(s["uid"] for s in stored if not s["dropped"]) == sorted(_consumed(job, step))
     found = recoveries(job.store())
     assert {"infrastructure", "controller"} <= {r["cause"] for r in found} and job.status()["lastRecovery"]
     assert all(0 < r["seconds"] < RECOVERED for r in found), found
-    assert calm[-1]["weight_sync/link_failures"] == 0
+    assert calm.records[-1]["weight_sync/link_failures"] == 0
 
 
 def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
@@ -447,6 +449,11 @@ def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
         f"{prompt}.{number}" for prompt in range(8 * job.status()["totalSteps"]) for number in range(16)
     )
     assert all(e["version"] == e["step"] - 1 for e in entries), "sampled with another policy"
+
+
+def _gpu_seconds(job: JobView) -> float:
+    """Return the seconds of all GPUs that the job has accounted for."""
+    return float(sum(until("a report", lambda: report(job)["gpuSeconds"], 60).values()))
 
 
 def _behind(job: JobView, pod: dict[str, Any]) -> bool:

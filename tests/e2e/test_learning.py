@@ -21,14 +21,14 @@ GAP_BOUND = 1e-5  # fp32 on both sides; benchmarks/results/demo.json has 3e-7
 
 
 def test_the_reward_rises(undisturbed: Undisturbed) -> None:
-    figures = summarise(undisturbed.records(STEPS))
+    figures = summarise(undisturbed.first(STEPS).records)
     assert figures["steps"] == STEPS
     assert figures["p_value"] < 0.01, figures
     assert figures["reward_last_quarter"] > figures["reward_first_quarter"]
 
 
 def test_trainer_and_engines_agree_through_every_sync(undisturbed: Undisturbed) -> None:
-    gaps = [r[GAP] for r in undisturbed.records(STEPS)]
+    gaps = [r[GAP] for r in undisturbed.first(STEPS).records]
     assert max(gaps) < GAP_BOUND
     half = len(gaps) // 2  # flat: no drift from sync to sync
     assert max(gaps[half:]) < 10 * max(gaps[:half])

@@ -58,21 +58,21 @@ class Undisturbed:
 
     def __init__(self, start: Start) -> None:
         self._start = start
-        self._records: list[dict[str, Any]] = []
+        self._whole = Outcome([], [])
 
-    def records(self, steps: int) -> list[dict[str, Any]]:
-        """Return the records of the first steps; run the job if there are too few."""
-        if len(self._records) < steps:
-            self._records = self._run(max(steps, STEPS))
-        return self._records[:steps]
+    def first(self, steps: int) -> Outcome:
+        """Return what the first steps have made; run the job if there are too few."""
+        if len(self._whole.records) < steps:
+            self._whole = self._run(max(steps, STEPS))
+        return self._whole.first(steps)
 
-    def _run(self, steps: int) -> list[dict[str, Any]]:
+    def _run(self, steps: int) -> Outcome:
         job = self._start("undisturbed", steps=steps)
         status = job.wait(ENDED, 1200)
         assert status["phase"] == "Succeeded", status
-        records = load(job.store())
+        outcome = Outcome.of(job.store(), steps)
         job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
-        return records
+        return outcome
 
 
 def recoveries(store: Path) -> list[dict[str, Any]]:
