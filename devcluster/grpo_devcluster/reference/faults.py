@@ -5,7 +5,7 @@
 ``row``: key of fault_rows.ROWS, several separated by commas. ``point``: what is injected, and where.
 ``witness``: what shows that it fired. ``bound``: limit of detection or recovery. ``compared``: with which
 undisturbed run, and what of it. ``partial``: what of the row the test leaves out. A test that lacks one of
-the last four leaves it out here too.
+the last four leaves it out here too. benchmarks/results/faults.json says which tests have passed, and when.
 """
 
 import ast
@@ -110,7 +110,8 @@ Which faults the tests inject, and what each test shows. The table is generated 
 row is *shown* if one test with real processes injects the whole fault, has a witness that it fired, bounds
 detection or recovery, and compares the outcome with an undisturbed run. *In parts*: there are tests, but none
 has all of that. Levels and targets: [testing](../development/testing.md); what happens in each case:
-[recovery](../concepts/recovery.md). All of them run on CPUs.
+[recovery](../concepts/recovery.md). All of them run on CPUs. *Passed* is the day and commit of the last run
+that was recorded (`GRPO_RECORD_PASSES=1`): {passed} of {count} tests have one.
 
 Shown: {ok} of {all} rows. In parts: {parts}. Not tested: {missing}.
 
@@ -127,7 +128,8 @@ A cell without text says that the test has no such thing. *Not shown* is what of
 def faults_page() -> str:
     """Return the page."""
     tests = fault_tests()
-    ok, touched = set(rows_ok(tests)), {test.row for test in tests}
+    ok, touched, passes = set(rows_ok(tests)), {test.row for test in tests}, _passes()
+    names = {test.test for test in tests}
 
     def state(row: str) -> str:
         return "shown" if row in ok else "in parts" if row in touched else "**not tested**"
@@ -142,17 +144,30 @@ def faults_page() -> str:
             t.bound,
             t.compared,
             t.partial,
+            _last_pass(passes.get(t.test)),
             f"[{t.test.partition('::')[2]}]({_link(t)})",
         )
         for t in tests
     ]
     return _HEAD.format(
         ok=len(ok), all=len(ROWS), parts=len(touched - ok), missing=len(ROWS.keys() - touched),
+        passed=len(names & passes.keys()), count=len(names),
         rows=table(("row", "fault", "state", "tests"), rows),
         tests=table(
-            ("row", "injected", "level", "witness", "bound", "compared with", "not shown", "test"), lines
+            ("row", "injected", "level", "witness", "bound", "compared with", "not shown", "passed", "test"),
+            lines,
         ),
     )  # fmt: skip
+
+
+def _passes() -> dict[str, dict[str, str]]:
+    """Return commit, date and machine of the recorded runs of tests that have passed, by test."""
+    file = RESULTS / "faults.json"
+    return dict(json.loads(file.read_text())["of"]) if file.is_file() else {}
+
+
+def _last_pass(of: dict[str, str] | None) -> str:
+    return f"{of['date']}, {of['commit']}" if of else ""
 
 
 def _link(test: FaultTest) -> str:

@@ -18,6 +18,12 @@ def test_the_figures_are_those_of_the_markers() -> None:
     assert (figures["fault_rows_ok"], figures["fault_rows"]) == (len(rows_ok(fault_tests())), len(ROWS))
 
 
+def test_recorded_passes_are_those_of_tests_with_markers() -> None:
+    file = RESULTS / "faults.json"
+    passed = json.loads(file.read_text())["cases"] if file.is_file() else {}
+    assert passed.keys() <= {test.test for test in fault_tests()}
+
+
 def test_the_page_names_every_row_and_every_test() -> None:
     page, tests = faults_page(), fault_tests()
     assert all(f"| {row} | {text} |" in page for row, text in ROWS.items())
