@@ -113,7 +113,8 @@ def test_an_infeasible_job_is_stalled_and_has_no_pod(
 
 def _warnings(api: Api, reason: str) -> list[dict[str, Any]]:
     """Return the warnings with this reason about the job."""
-    about = f"--field-selector=type=Warning,reason={reason},involvedObject.name=tiny-moe"
+    uid = api.get("grpojob", "tiny-moe")["metadata"]["uid"]  # events of earlier tests' jobs stay
+    about = f"--field-selector=type=Warning,reason={reason},involvedObject.uid={uid}"
     return list(api.get("events", "-A", about)["items"])
 
 
