@@ -28,6 +28,7 @@ from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.config import pool_timeout
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.loop import GrpoLoop
+from grpo_worker.controller.loop_wiring import loop_of
 from grpo_worker.controller.main import choose_synchronizer, run
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.training.gang import TrainerGang
@@ -126,7 +127,7 @@ def _loop(
     )
     weights = choose_synchronizer(config, trainers, pool)
     gpus = config.engines * config.engine_gpus
-    return GrpoLoop(
+    return loop_of(
         spec, JobFolder(config.store, config.store), board, trainers, pool, client, inputs, weights, failures,
         rollout_gpus=gpus,
     )  # fmt: skip

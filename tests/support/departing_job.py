@@ -57,7 +57,7 @@ class RealRanks(World):
 
         def told(method: str, *arguments: Any) -> Any:
             if method == "update_actor":
-                print(f"updates {self.loop._step + 1}", flush=True)
+                print(f"updates {self.loop.state.step + 1}", flush=True)
             return call(method, *arguments)
 
         gang.call = told  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_worker.checkpointing.store import STATE, complete
-from grpo_worker.controller.loop import GrpoLoop
+from grpo_worker.controller.steps.step_runner import StepRunner
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
@@ -43,20 +43,20 @@ class FaultyRanks(RealRanks):
         super().__init__(disk, steps, store, restartPolicy=policy, trainer=trainer)
         self.before_generation = lambda version: self._kill(at_points.GENERATION, version + 1)
         note_attempts()
-        one_step = GrpoLoop._one_step
+        run = StepRunner.run
 
-        def watched_step(loop: GrpoLoop) -> None:
-            self._kill(at_points.BETWEEN, loop._step + 1)
-            if at_points.pending(at_points.TRUNCATED, loop._step + 1):
+        def watched_step(steps: StepRunner) -> None:
+            self._kill(at_points.BETWEEN, steps.state.step + 1)
+            if at_points.pending(at_points.TRUNCATED, steps.state.step + 1):
                 _truncate(Path(list(complete(self.store / "checkpoints").values())[-1]))
-                self._kill(at_points.TRUNCATED, loop._step + 1)
-            self._harm_store(loop._step + 1)
-            with self._paused(loop._step + 1):
-                one_step(loop)
-            if named := loop._training.watch.stragglers:
-                note("stragglers", step=loop._step, ranks=[one.rank for one in named])
+                self._kill(at_points.TRUNCATED, steps.state.step + 1)
+            self._harm_store(steps.state.step + 1)
+            with self._paused(steps.state.step + 1):
+                run(steps)
+            if named := steps.training.watch.stragglers:
+                note("stragglers", step=steps.state.step, ranks=[one.rank for one in named])
 
-        GrpoLoop._one_step = watched_step  # type: ignore[method-assign, assignment]
+        StepRunner.run = watched_step  # type: ignore[method-assign, assignment]
 
     def gang(self, hf: dict[str, Any]) -> TrainerGang:
         def group(pool: Any) -> WorkerGroup:

@@ -11,7 +11,7 @@ def note_attempts() -> None:
     end_attempt, resume = GrpoLoop._end_attempt, GrpoLoop._resume
 
     def noted_end(loop: GrpoLoop, failure: Failure) -> None:
-        note("ends", step=loop._step, message=failure.message)
+        note("ends", step=loop.state.step, message=failure.message)
         end_attempt(loop, failure)
 
     def noted_resume(loop: GrpoLoop, restored: Restored) -> None:

@@ -29,7 +29,7 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.live_fields import LiveFields
-from grpo_worker.controller.loop import GrpoLoop
+from grpo_worker.controller.loop_wiring import loop_of
 from grpo_worker.controller.model_files import open_model
 from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import FailureHandler
@@ -386,10 +386,10 @@ class World:
             self.seen.append(self.board.get())
 
         self.board.update = recorded  # type: ignore[method-assign]
-        loop = GrpoLoop(
+        loop = loop_of(
             self.spec, self.folder, self.board, gang, pool, client, inputs, weights, failures, self.clock,
         )  # fmt: skip
-        if (tier := loop._checkpoints._memory) is not None:
+        if (tier := loop.checkpoints._memory) is not None:
             # The agents of the pods: each finds the snapshots that it is asked for.
             tier._http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))
         self.loop = loop
@@ -409,7 +409,7 @@ class World:
 
     def settle(self) -> None:
         """Wait until the thread beside the steps has done what it was asked for."""
-        self.loop._checkpoints._thread.submit(lambda: None).result(30)
+        self.loop.checkpoints._thread.submit(lambda: None).result(30)
 
     def await_snapshot(self, step: int) -> None:
         """Wait until the snapshot of ``step`` is complete, which a thread of the loop notes."""

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from grpo_worker.controller import main
-from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.steps.step_runner import StepRunner
 from grpo_worker.controller.training import gang
 from grpo_worker.rollout import engine_pool
 from grpo_worker.rollout.dispatcher import Dispatcher
@@ -31,15 +31,15 @@ _TOKENS = 20  # that the engine has sent of the step before it is harmed
 
 def pace_steps() -> None:
     """Let a step wait for its gate, and note its number."""
-    folder, one_step = Path(os.environ[at_points.FOLDER]), GrpoLoop._one_step
+    folder, run = Path(os.environ[at_points.FOLDER]), StepRunner.run
 
-    def paced(loop: GrpoLoop) -> None:
-        while loop._step >= int((folder / at_points.GATE).read_text()):
+    def paced(steps: StepRunner) -> None:
+        while steps.state.step >= int((folder / at_points.GATE).read_text()):
             time.sleep(0.05)
-        (folder / at_points.STEP).write_text(str(loop._step + 1))
-        one_step(loop)
+        (folder / at_points.STEP).write_text(str(steps.state.step + 1))
+        run(steps)
 
-    GrpoLoop._one_step = paced  # type: ignore[method-assign, assignment]
+    StepRunner.run = paced  # type: ignore[method-assign, assignment]
 
 
 def harm_engines() -> None:

@@ -166,7 +166,7 @@ def build_loop(
         expert_layers(model.config) if spec.algorithm.routing_replay else None,
     )
     # Imported after the files were read: importing torch and Ray takes many seconds on a busy node.
-    from grpo_worker.controller.loop import GrpoLoop
+    from grpo_worker.controller.loop_wiring import loop_of
     from grpo_worker.controller.profiles.background import BackgroundProfiles
     from grpo_worker.controller.training.gang import TrainerGang
 
@@ -178,7 +178,7 @@ def build_loop(
     engines = EngineProfiles(pool.table, config.writer, lambda: pool.attempt)
     BackgroundProfiles(config.store / "profile", board.profiles, trainers, engines).start()
     gpus = config.engines * config.engine_gpus
-    return GrpoLoop(spec, folder, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus)
+    return loop_of(spec, folder, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus)
 
 
 def choose_synchronizer(

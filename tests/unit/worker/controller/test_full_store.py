@@ -72,7 +72,7 @@ def test_a_controller_that_cannot_write_for_hours_never_ends_the_job(
         update(**values)
         assert world.starts < 100, "there is no back-off"
         if "reward_mean" in values:
-            world.loop._ledger._log._queue.join()  # a real step is longer than a write
+            world.loop.files.ledger._log._queue.join()  # a real step is longer than a write
 
     world.board.update = at_step  # type: ignore[method-assign]
 

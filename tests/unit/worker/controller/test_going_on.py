@@ -26,7 +26,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
 
     def wait_for_records(_version: int) -> None:
         """Wait, because on a busy machine they take longer than the steps until the next checkpoint."""
-        wait([world.loop._checkpoints._records])
+        wait([world.loop.checkpoints._records])
 
     world.before_generation = wait_for_records
     return world.store, _ledger(world)

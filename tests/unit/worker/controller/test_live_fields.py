@@ -215,4 +215,4 @@ def test_a_longer_limit_of_silence_holds_for_the_next_ranks_and_for_engines(
     world = _world(tmp_path, mount, 1, changed)
     world.run()
     assert vars(world.engines)["hang_seconds"] == 600.0
-    assert world.loop._trainers._spec.restart_policy.hang_limit == 600
+    assert world.loop.trainers._spec.restart_policy.hang_limit == 600

@@ -164,7 +164,7 @@ def test_the_time_without_a_controller_is_part_of_the_recovery(tmp_path: Path) -
     first.before_generation = kill
     with pytest.raises(KilledError):
         first.run()
-    first.loop._gpus.save().result(10)
+    first.loop.gpus.save().result(10)
     file = tmp_path / "gpu_time.json"
     state = json.loads(file.read_text())
     file.write_text(json.dumps(state | {"at": state["at"] - 100}))

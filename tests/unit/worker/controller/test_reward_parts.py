@@ -33,7 +33,7 @@ def _world(folder: Path, parted: bool = True) -> World:
     if parted:
         world.engines = _Parted(world)
     # These steps take no time, and a step whose samples would have to wait for those before is not written.
-    world.before_update = lambda _updates: world.loop._samples.flush()
+    world.before_update = lambda _updates: world.loop.files.samples.flush()
     return world
 
 
@@ -84,7 +84,7 @@ def test_samples_validations_and_metrics_have_the_parts(calm: Path) -> None:
 
 def test_a_restart_keeps_the_parts_of_samples_that_were_generated_ahead(tmp_path: Path, calm: Path) -> None:
     world = _world(tmp_path)
-    died = die_once(world, 5, before=lambda: world.loop._samples.flush())
+    died = die_once(world, 5, before=lambda: world.loop.files.samples.flush())
     world.run()
     assert died and world.starts == 2
     assert _rows(tmp_path) == _rows(calm)
