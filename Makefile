@@ -190,11 +190,11 @@ images:  ## build the images for REGISTRY=HOST/PATH (BUILDER=docker, podman or b
 publish-images:  ## build and push them, and keep their digests in dist/images (BUILDER=podman or buildah)
 	$(DEV).release.images $(REGISTRY) --builder $(BUILDER) --push
 
-chart:  ## package the chart in dist/chart, with images of REGISTRY=HOST/PATH by DIGESTS=dist/images if these are set
-	$(DEV).release.chart $(REGISTRY) $(if $(DIGESTS),--digests $(DIGESTS))
+chart:  ## package the chart in dist/chart, with images of REGISTRY=HOST/PATH by DIGESTS=dist/images, and the address SOURCE=URL of the repository, if these are set
+	$(DEV).release.chart $(REGISTRY) $(if $(DIGESTS),--digests $(DIGESTS)) $(if $(SOURCE),--source $(SOURCE))
 
 publish-chart:  ## package it and push it to oci://REGISTRY
-	$(DEV).release.chart $(REGISTRY) $(if $(DIGESTS),--digests $(DIGESTS)) --push
+	$(DEV).release.chart $(REGISTRY) $(if $(DIGESTS),--digests $(DIGESTS)) $(if $(SOURCE),--source $(SOURCE)) --push
 
 env:
 	@$(DEV) env

@@ -1,4 +1,7 @@
-"""Every manifest and every YAML block of the documentation is accepted by a real API server."""
+"""A real API server accepts every YAML block of README and docs.
+
+The files of manifests/ are those of test_admission.py.
+"""
 
 import re
 from pathlib import Path

@@ -80,7 +80,8 @@ def test_a_published_chart_names_the_pushed_images_by_digest(registry: str, tmp_
         _empty_image(target, name)
         pushed = images.push("buildah", name, target, digests, plain_http=True)
         assert digest_in(registry, f"team/{name}", __version__) == pushed
-    chart.push(chart.package(tmp_path / "made", source, digests), source, plain_http=True)
+    made = chart.package(tmp_path / "made", source, digests, "https://git.example.com/team/grpo-operator")
+    chart.push(made, source, plain_http=True)
     package = _pulled(source, tmp_path)
     pinned = {
         name: f"{source}/{name}:{__version__}@{digest_in(registry, f'team/{name}', __version__)}"
@@ -88,8 +89,10 @@ def test_a_published_chart_names_the_pushed_images_by_digest(registry: str, tmp_
     }
     rendered = _helm("template", "ops", package)
     assert all(image in rendered for image in pinned.values()) and rendered.count(pinned["operator"]) == 2
-    listed = yaml.safe_load(_helm("show", "chart", package))["annotations"]["artifacthub.io/images"]
-    assert {entry["name"]: entry["image"] for entry in yaml.safe_load(listed)} == pinned
+    about = yaml.safe_load(_helm("show", "chart", package))
+    listed = yaml.safe_load(about["annotations"]["artifacthub.io/images"])
+    assert {entry["name"]: entry["image"] for entry in listed} == pinned
+    assert about["sources"] == [about["home"]] == ["https://git.example.com/team/grpo-operator"]
 
 
 def test_the_workflows_are_valid_for_github() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,15 @@ class Server:
         """Call a control route."""
         headers = {"authorization": f"Bearer {self.key.read_text()}"}
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120, verify=tls.own())
+
+    def answers(
+        self, ids: Sequence[int], params: Sequence[dict[str, Any]], **more: Any
+    ) -> list[dict[str, Any]]:
+        """Return an answer to the prompt ``ids`` for each of the sampling parameters."""
+        body = {"input_ids": [list(ids)] * len(params), "sampling_params": list(params)} | more
+        response = httpx.post(f"{self.url}/generate", json=body, timeout=120)
+        response.raise_for_status()
+        return list(response.json())
 
     def last_words(self) -> str:
         return f"exit code {self.process.poll()}\n{self._log.read_text()[-4000:]}"

@@ -28,6 +28,7 @@ from grpo_worker.rollout.unfinished import STREAM_INTERVAL, Unfinished
 from support.breaking_streams import BreakingStreams
 from support.engine_server import Server, free_port
 from support.published_models import directory as published
+from support.stored_samples import assert_texts_are_the_engines
 
 PORT = free_port()
 VERSION = 7
@@ -108,13 +109,6 @@ def _client(
     return client
 
 
-def _generate(engine: Server, params: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
-    body = {"input_ids": [list(PROMPT.ids)] * len(params), "sampling_params": params} | more
-    response = httpx.post(f"{engine.url}/generate", json=body, timeout=120)
-    response.raise_for_status()
-    return list(response.json())
-
-
 @pytest.mark.slow
 def test_a_model_saved_by_transformers_5_is_served_with_its_log_probs(model: Path, ask: Ask) -> None:
     (sample,) = ask([PROMPT])
@@ -144,7 +138,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_a_batch(ask: Ask, filters: di
 def test_only_tokens_allowed_by_the_filters_are_sampled(engine: Server, filters: dict[str, Any]) -> None:
     asked = sampling_params(AlgorithmSpec(temperature=SHARP, **filters), 1, [EOS])
     seeds = [asked | {"sampling_seed": seed} for seed in range(256)]
-    answers = _generate(engine, seeds, return_logprob=True, top_logprobs_num=50)
+    answers = engine.answers(PROMPT.ids, seeds, return_logprob=True, top_logprobs_num=50)
     likeliest = answers[0]["meta_info"]["output_top_logprobs"][0]
     probs = np.exp([log_prob for log_prob, _, _ in likeliest])
     kept = {token for _, token, _ in likeliest[: _kept(probs, **filters)]}
@@ -159,9 +153,16 @@ def _kept(probs: np.ndarray, topP: float = 1.0, topK: int = 50, minP: float = 0.
 
 
 def test_the_highest_min_p_leaves_only_the_likeliest_token(engine: Server, ask: Ask) -> None:
-    greedy = _generate(engine, [{"temperature": 0, "max_new_tokens": TOKENS, "stop_token_ids": [EOS]}])
+    greedy = engine.answers(PROMPT.ids, [{"temperature": 0, "max_new_tokens": TOKENS}])
     answers = ask([PROMPT], n=4, temperature=SHARP, minP=0.9999)
     assert {tuple(answer.ids) for answer in answers} == {tuple(greedy[0]["output_ids"])}
+
+
+def test_the_text_of_tokens_is_the_engines_own(engine: Server, model: Path, tmp_path: Path) -> None:
+    whole = {"skip_special_tokens": False, "no_stop_trim": True}
+    params = [sampling_params(AlgorithmSpec(), 12, [EOS]) | whole | {"sampling_seed": n} for n in range(256)]
+    drawn = engine.answers(PROMPT.ids, params, return_logprob=True)
+    assert_texts_are_the_engines(PROMPT, drawn, model, tmp_path)
 
 
 def test_an_answer_ends_with_a_stop_string_and_keeps_its_tokens(model: Path, ask: Ask) -> None:
@@ -187,9 +188,7 @@ def test_each_of_several_tokens_ends_an_answer(ask: Ask) -> None:
     end = (free[0].ids[9], free[1].ids[5])
     stopped = ask([PROMPT], n=3, end=(EOS, *end))
     assert [tuple(sample.ids) for sample in stopped] == [_until(tuple(s.ids), end) for s in free]
-    assert [len(sample.ids) for sample in stopped] == [10, 6, TOKENS], (
-        "each by its own token, and one by none"
-    )
+    assert [len(sample.ids) for sample in stopped] == [10, 6, TOKENS], "by its own token, or by none"
 
 
 def _until(ids: tuple[int, ...], end: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ MAX_LINES = {REPO / "README.md": 170}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^ {4}make ([a-z-]+)\b", re.MULTILINE)
 SOURCE = re.compile(r"`([\w./-]+/[\w./-]*\.py|[\w./-]+/)`")
 # A path in the docs is relative to one of these.
 ROOTS = [
@@ -142,3 +143,10 @@ def test_readme_shows_the_columns_of_kubectl_get() -> None:
         assert columns in [line.split() for line in text.splitlines()], (
             f"README shows other columns than {crd.name}"
         )
+
+
+def test_readme_has_a_command_to_try_within_40_lines() -> None:
+    beginning = "\n".join((REPO / "README.md").read_text().splitlines()[:40])
+    commands = COMMAND.findall(beginning)
+    assert commands, "README: the first command is after line 40"
+    assert f"\n{commands[0]}:" in (REPO / "Makefile").read_text(), f"make {commands[0]} does not exist"

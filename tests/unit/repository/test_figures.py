@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo_devcluster.dashboards.pages import DASHBOARDS
 from grpo_devcluster.paths import REPO
 from support.figures import Quoted, check, quoted
+from support.manifests import MANIFESTS
 
 RESULTS = REPO / "benchmarks" / "results"
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
@@ -40,6 +42,21 @@ def test_the_counts_of_published_models_are_those_of_their_jobs() -> None:
     good = [job for job in jobs.values() if job["result"] == "ok"]
     assert (figures["published_models_ok"], figures["published_models_of"]) == (len(good), len(jobs))
     assert figures["published_models_served_by_sglang"] == sum(job["served"] for job in good)
+
+
+def test_the_figures_of_the_experience_keep_what_is_promised() -> None:
+    found = json.loads((RESULTS / "experience.json").read_text())["figures"]
+    assert found["manifests_resolved"] == found["manifests"] == len(MANIFESTS)
+    assert found["docs_warnings"] == 0
+    assert found["dashboard_queries"] == sum(len(page.panels) for page in DASHBOARDS)
+    assert found["dashboard_queries_with_data_pct"] == 100
+    assert found["pod_reasons_named"] == found["pod_reasons_named_of"] > 0
+    assert found["seconds_to_reason_max"] <= 30
+    assert found["page_points_equal"] > 0
+    assert found["sample_store_overhead_pct"] < 1
+    assert found["verl_examples_dry_run_ok"] == found["verl_examples_converted"] > 0
+    assert found["cli_start_ms"] <= 400
+    assert found["client_wheel_mb"] > 0
 
 
 @pytest.fixture

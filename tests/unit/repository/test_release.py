@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -60,6 +61,35 @@ def test_a_chart_with_digests_needs_all_of_them(tmp_path: Path) -> None:
     assert images.digest(tmp_path / "operator.digest") == "sha256:" + "0f" * 32
     with pytest.raises(StageError, match=r"trainer\.digest has no digest"):
         chart.package(tmp_path, "registry.example.com/team", tmp_path)
+
+
+def test_artifact_hub_is_told_of_each_crd() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["maintainers"][0]["name"] and about["description"]
+    listed = yaml.safe_load(about["annotations"]["artifacthub.io/crds"])
+    assert all(entry["displayName"] and entry["description"] for entry in listed)
+    crds = [yaml.safe_load(file.read_text()) for file in sorted((REPO / "crds").glob("*.yaml"))]
+    assert [(entry["name"], entry["kind"], entry["version"]) for entry in listed] == [
+        (crd["metadata"]["name"], crd["spec"]["names"]["kind"], served["name"])
+        for crd in crds
+        for served in crd["spec"]["versions"]
+    ]
+
+
+def test_a_released_chart_has_home_sources_and_an_icon_of_the_repository(checkout: Path) -> None:
+    metadata, source = checkout / "helm/grpo-operator/Chart.yaml", "https://git.example.com/team/grpo"
+    before = yaml.safe_load(metadata.read_text())
+    chart.name_source(metadata, source)
+    added = {"home": source, "sources": [source], "icon": f"{source}/raw/v{__version__}/{chart.ICON}"}
+    assert not before.keys() & added.keys()
+    assert yaml.safe_load(metadata.read_text()) == before | added
+    icon = ElementTree.parse(REPO / chart.ICON).getroot()
+    assert icon.tag == "{http://www.w3.org/2000/svg}svg" and icon.attrib["viewBox"] == "0 0 64 64"
+    assert "SOURCE=" in next(step["run"] for step in _publishing() if "publish-chart" in step.get("run", ""))
+
+
+def _publishing() -> list[dict[str, Any]]:
+    return list(_workflow()["jobs"]["publish"]["steps"])
 
 
 def test_nothing_is_published_before_the_checks_have_passed() -> None:

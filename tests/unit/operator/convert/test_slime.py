@@ -1,14 +1,18 @@
 """Scripts of slime become jobs, or an error says why not."""
 
+import re
 from typing import Any
 
 import pytest
 
+from grpo_devcluster.paths import REPO
 from grpo_operator.convert.choices import Choices
 from grpo_operator.convert.convert import convert
 from grpo_operator.convert.errors import ConvertError
 from grpo_operator.convert.reading.readers import detect
 from grpo_operator.convert.reading.source import Framework
+from grpo_operator.convert.rules import Fact, Take
+from grpo_operator.convert.slime.fill import TABLE
 from support.slime_scripts import SCRIPT, converted, spec
 from support.verl_scripts import value
 
@@ -119,3 +123,22 @@ def test_validation_samples_as_the_training_does_unless_the_script_says_otherwis
     greedy = spec(f"{sets} --n-samples-per-eval-prompt 4 --eval-temperature 0").validation
     assert greedy is not None and (greedy.temperature, greedy.samples_per_prompt) == (0, 1)
     assert spec("--eval-prompt-data aime /root/aime-2024.jsonl").validation is None
+
+
+def _rows_of_the_guide() -> list[tuple[str, str]]:
+    """Return options and fields of each row of the table."""
+    guide = (REPO / "docs" / "guides" / "from-verl.md").read_text()
+    section = guide.partition("## The most used options of slime\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| (`--.+?) \| (.+) \|$", section, re.MULTILINE)
+
+
+def test_the_guides_table_says_what_becomes_of_each_option() -> None:
+    rows = _rows_of_the_guide()
+    assert len(rows) >= 15
+    for options, fields in rows:
+        for name in re.findall(r"`(--[\w-]+)`", options):
+            rule = TABLE[name]
+            assert isinstance(rule, Take | Fact), name
+            path = rule.field if isinstance(rule, Take) else re.split(r"[ ,]", rule.about)[0]
+            group, _, field = path.rpartition(".")
+            assert re.search(rf"\b{field}\b", fields) or (group and group in fields), f"{name}: {path}"

@@ -1,4 +1,4 @@
-"""Prompt formatting, records of verl's files, and gym tasks with prompts that are too long."""
+"""Prompt formatting, records of files in verl's layout, and gym tasks with prompts that are too long."""
 
 import json
 import runpy
@@ -142,7 +142,7 @@ def _parquet(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 @pytest.mark.parametrize(("name", "truths"), TRUTHS)
-def test_verls_own_files_train_unchanged(
+def test_files_in_verls_layout_train_unchanged(
     name: str, truths: str, kind: str, chatty: TextTokenizer, tmp_path: Path
 ) -> None:
     task = _open(VERL / f"{name}.{kind}", chatty, tmp_path, answer_key=TRUTH)
