@@ -1,4 +1,8 @@
-"""A node with training pods is drained: the job saves, keeps its other pods, and goes on bit for bit."""
+"""A node with training pods is drained, and an engine's pod is deleted: no step and no sample is lost.
+
+The job saves its steps before a training pod ends, and an engine answers what it has begun. Both are compared
+with a calm run, bit for bit.
+"""
 
 import json
 import re
@@ -15,15 +19,18 @@ from grpo_devcluster.follow import JobView
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.settings import NODE
-from support.faults import report, step_of, uids, until, wait_step
+from support.faults import agent, report, step_of, uids, until, wait_step
+from support.held_samples import engines_of, exported, metrics_of, samples_held
 from support.jobs import ENDED, Start
 from support.runs import Outcome, recoveries
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # a job, and the calm one: ten minutes
-STEPS = 24
+STEPS = 60
 DRAIN = 60  # seconds, which are the drain's own limit: it never ends, because the second pod stays
 GRACE = 60.0  # restartPolicy.graceSeconds: its smallest default
 RECOVERED = 400.0  # seconds from the node's return to two new steps
+LEFT = 4.0  # seconds in which an engine has left its pool: within its grace of five
+ANSWERED = 60.0  # seconds from then to the end of the step whose samples it had
 REFUSED = "it would violate the pod's disruption budget"
 
 
@@ -68,6 +75,39 @@ def test_a_drain_takes_one_training_pod_when_its_steps_are_saved(job: JobView) -
     assert seen["restarts"] == {"job": 0, "infrastructure": 1}
     assert uids(job, "controller", "rollout", "head") == others, "pods that the drain did not select"
     until("the next pod may be evicted", lambda: _allowed(job) == 1, 60)
+
+
+@pytest.mark.fault(
+    row="26",
+    point="kubectl delete of an engine's pod with samples in flight, which its scheduler, stopped until the "
+    "agent has left, cannot have answered before",
+    witness="the controller counts the same requests in flight before and after; the step that waits for "
+    "them is trained on samples of this engine",
+    bound="it has left the pool in 4 s and gets no sample of a later step; the step ends in 60 s, and no "
+    "request is sent again",
+    compared="every step's loss, gradient norm, score and weights, and the ledger, bitwise, at the end of "
+    "the run",
+    partial="an engine alone, which can answer within its grace",
+)
+def test_an_engine_that_is_deleted_answers_what_it_has_begun(job: JobView) -> None:
+    until("both engines serve", lambda: all(_serves(pod) for pod in _engines(job)), RECOVERED)
+    pod, url = _engines(job)[0], metrics_of(job)
+    name, seen, others = pod["metadata"]["name"], report(job), uids(job, "trainer", "controller", "head")
+    retries = exported(url, "retries_total")
+    with samples_held(pod, url) as held:
+        step = step_of(job)
+        job.kubectl("delete", "pod", name, "--wait=false")
+        until("the engine has left", lambda: _has_left(job, pod), LEFT, every=0.1)
+        assert (exported(url, "in_flight"), step_of(job)) == (held, step), "others have answered them"
+    print(f"{name} has left with {held} samples in flight")
+    wait_step(job, step + 1, ANSWERED)
+    assert exported(url, "retries_total") == retries, "the engine ended before its answers"
+    wait_step(job, step + 3, RECOVERED)
+    assert name in engines_of(job, step + 1)
+    assert not any(name in engines_of(job, later) for later in (step + 2, step + 3))
+    assert all(report(job)[key] == seen[key] for key in ("attempt", "restarts"))
+    assert uids(job, "trainer", "controller", "head") == others
+    until("another engine", lambda: len(uids(job, "rollout").keys() - {name}) == 2, 60)
 
 
 def test_the_steps_are_those_of_a_calm_run(job: JobView, calm: Outcome) -> None:
@@ -124,6 +164,22 @@ def _waits_for_a_node(job: JobView, pods: dict[str, str]) -> None:
         return any(one.get("reason") == "Unschedulable" for one in conditions)
 
     until("a pod without a node", waiting, 60)
+
+
+def _engines(job: JobView) -> list[dict[str, Any]]:
+    """Return the pods of both engines. Raises LookupError while there are fewer."""
+    pods = job.pods("rollout")
+    return [pods[0], pods[1]]
+
+
+def _serves(pod: dict[str, Any]) -> bool:
+    return bool(agent(pod)["state"] == "SERVING")
+
+
+def _has_left(job: JobView, pod: dict[str, Any]) -> bool:
+    """Return whether the agent of an engine answers no more, and the controller knows."""
+    known = {engine["name"] for engine in report(job)["engines"]}
+    return pod["metadata"]["name"] not in known and not agent(pod)
 
 
 def _evict(job: JobView, pod: str) -> str:
