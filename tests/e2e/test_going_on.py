@@ -10,7 +10,7 @@ from grpo_devcluster.follow import JobView
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import load
 from support.faults import until
-from support.jobs import ENDED, Start
+from support.jobs import ENDED, Start, events
 
 pytestmark = pytest.mark.slow  # five runs of jobs, one after the other: eight minutes
 
@@ -23,10 +23,6 @@ def _succeeds(job: JobView, step: int) -> dict[str, Any]:
     status = job.wait(ENDED, 600)
     assert status["phase"] == "Succeeded" and status["step"] == step, status
     return status
-
-
-def _events(job: JobView) -> str:
-    return job.kubectl("get", "events", f"--field-selector=involvedObject.name={job.name}")
 
 
 def test_jobs_go_on_after_their_end_and_from_others(start: Start) -> None:
@@ -46,7 +42,7 @@ def _raise_the_total(first: JobView) -> None:
     assert status["resumption"]["times"] == 1 and status["restarts"] == {"job": 0, "infrastructure": 0}
     assert status["weights"] == "v10" and status["attempt"] == 2
     assert [record["step"] for record in load(first.store())] == list(range(1, 11))
-    assert "Resumed" in _events(first)
+    assert "Resumed" in events(first)
 
 
 def _fork(start: Start, first: JobView) -> None:

@@ -21,3 +21,8 @@ def apply(kubeconfig: Path, text: str, *arguments: str) -> str:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def events(job: JobView) -> str:
+    """Return the events of a job as kubectl prints them."""
+    return job.kubectl("get", "events", f"--field-selector=involvedObject.name={job.name}")

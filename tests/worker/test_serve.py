@@ -7,14 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.model_files.names import TINY_TOKENIZER
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from support.engine_server import Server, free_port, watch_until
+from support.greedy import exported_model, greedy
 from support.ranks.launcher import run as run_on_ranks
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -75,13 +74,9 @@ def _greedy(server: Server, ids: list[int]) -> list[int]:
 def test_greedy_answers_are_those_of_transformers_on_the_same_export(
     exported: Path, server: Server, agent: Agent
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
-    model.generation_config.eos_token_id = None  # as with ignore_eos; min_new_tokens would forbid the token
-    answers = []
-    for ids in PROMPTS:
-        found = model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)
-        answers.append(_greedy(server, ids))
-        assert answers[-1] == found[0, len(ids) :].tolist()
+    model = exported_model(exported)
+    answers = [_greedy(server, ids) for ids in PROMPTS]
+    assert answers == [greedy(model, ids, NEW_TOKENS) for ids in PROMPTS]
     assert len({tuple(answer) for answer in answers}) == len(PROMPTS), "the answers depend on the prompts"
 
 
