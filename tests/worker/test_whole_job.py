@@ -3,10 +3,12 @@
 One job has all faults, one after the other; it is compared with one that has none.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -27,6 +29,7 @@ LIVENESS = UNRESPONSIVE_SECONDS + DEADLINE + LIVENESS_SECONDS + 60
 REWARD_DEATH, REWARD_HANG = Fault(REWARD_DIES, 2, 0), Fault(REWARD_HANGS, 3, 0)
 UPDATES = [Fault(DIRECT, 4, 1), Fault(WAVE, 5, 0), Fault(UPDATE, 6, 1)]
 AHEAD = (30.0, -30.0)  # seconds of the clocks of both engines' hosts
+NO_ENGINE = r"(no engine serves|\b0 of minAvailable=1 engines serve) version 14\b"
 FROZEN = Fault(FREEZE, 16, 1)
 
 
@@ -57,13 +60,13 @@ def job(
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[str, float]:
-    """Return what was measured while the job met its faults."""
+def facts() -> dict[str, Any]:
+    """Return what was seen while the job met its faults."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def disturbed(job: WholeJob, facts: dict[str, float]) -> Outcome:
+def disturbed(job: WholeJob, facts: dict[str, Any]) -> Outcome:
     """Lead the job through all faults; return its results."""
     first, second = job.machines.engines
     job.wait(1, 300)
@@ -84,12 +87,15 @@ def disturbed(job: WholeJob, facts: dict[str, float]) -> Outcome:
         for engine in (first, second):
             stack.enter_context(engine.host.slow("4mbit"))
         facts["slow"] = job.wait(14, NETWORK)
+    known, outages = len(job.notes("waits")), [engine.host.outages for engine in (first, second)]
     for engine in (first, second):
         engine.host.plug(out=True)
     job.allow(15)
-    began, known = time.monotonic(), len(job.notes("waits"))
+    began = time.monotonic()
     until(lambda: len(job.notes("waits")) > known, PARKED, job.last_words)
-    facts["parked"] = time.monotonic() - began
+    facts["parked"], facts["reason"] = time.monotonic() - began, job.notes("waits")[known]["reason"]
+    facts["carriers"] = [engine.host.carrier for engine in (first, second)]
+    facts["outages"] = [e.host.outages - before for e, before in zip((first, second), outages, strict=True)]
     for engine in (first, second):
         engine.host.plug(out=False)
     facts["goes on"] = job.wait(15, NETWORK)
@@ -127,7 +133,7 @@ def answer_to(engine: EngineOnHost, headers: dict[str, str]) -> int:
     "bitwise",
 )
 def test_a_reward_server_that_dies_or_hangs_with_a_request(
-    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, float]
+    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, Any]
 ) -> None:
     for fault in (REWARD_DEATH, REWARD_HANG):
         at = job.witness(fault)["at"]
@@ -171,7 +177,7 @@ def test_a_rank_dies_in_a_weight_update_of_real_engines(
     "bitwise",
 )
 def test_an_engine_hangs_while_it_generates(
-    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, float]
+    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, Any]
 ) -> None:
     assert facts["frozen"] < HANG_SECONDS + 5 * DEADLINE + 60, "its samples did not go on elsewhere"
     assert facts["serves again"] < HANG_SECONDS + LIVENESS + SERVES_AGAIN
@@ -182,33 +188,41 @@ def test_an_engine_hangs_while_it_generates(
     row="8",
     point="the interface of an engine flaps six times; those of both lose 5 % of all packets, are "
     "limited to 4 Mbit/s, and are down",
-    witness="lost carriers, dropped and delayed packets are counted; the reason for which the trainers wait",
+    witness="lost carriers, dropped and delayed packets are counted; no carrier while the trainers wait, and "
+    "their reason: no engine serves",
     bound="two steps in 240 s each time; the trainers wait within 300 s and go on in 240 s",
     compared="samples, losses and weights of all steps of an undisturbed run, and its engines' weights, "
     "bitwise",
 )
 def test_interfaces_that_flap_lose_packets_or_are_slow(
-    disturbed: Outcome, undisturbed: Outcome, facts: dict[str, float]
+    disturbed: Outcome, undisturbed: Outcome, facts: dict[str, Any]
 ) -> None:
     assert max(facts[name] for name in ("flaps", "loss", "slow", "goes on")) < NETWORK
-    assert facts["parked"] < PARKED
+    assert_unplugged(facts)
     disturbed.same_as(undisturbed)
 
 
 @pytest.mark.fault(
     row="27",
     point="the interfaces of all engines are down until the trainers wait",
-    witness="the reason for which the trainers wait",
+    witness="the reason for which the trainers wait: no engine serves; no interface has a carrier then",
     bound="they wait within 300 s and go on in 240 s",
     compared="samples, losses and weights of all steps of an undisturbed run, and its engines' weights, "
     "bitwise",
 )
 def test_no_engine_can_be_reached(
-    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, float]
+    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, Any]
 ) -> None:
-    assert facts["parked"] < PARKED and facts["goes on"] < NETWORK
+    assert facts["goes on"] < NETWORK
+    assert_unplugged(facts)
     disturbed.same_as(undisturbed)
     print(facts)
+
+
+def assert_unplugged(facts: dict[str, Any]) -> None:
+    """Assert that the trainers waited in time for engines, whose interfaces were down from then on."""
+    assert facts["parked"] < PARKED and re.search(NO_ENGINE, facts["reason"]), facts["reason"]
+    assert facts["carriers"] == [False, False] and facts["outages"] == [1, 1]
 
 
 @pytest.mark.fault(
@@ -220,7 +234,7 @@ def test_no_engine_can_be_reached(
     "bitwise",
 )
 def test_clocks_that_differ_by_30_s_and_more(
-    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, float]
+    job: WholeJob, disturbed: Outcome, undisturbed: Outcome, facts: dict[str, Any]
 ) -> None:
     assert facts["clocks"] > 28 and len(job.notes("ends")) == len(UPDATES)
     disturbed.same_as(undisturbed)
@@ -236,7 +250,7 @@ def test_clocks_that_differ_by_30_s_and_more(
     "bitwise",
 )
 def test_a_key_that_changes_during_updates(
-    disturbed: Outcome, undisturbed: Outcome, facts: dict[str, float]
+    disturbed: Outcome, undisturbed: Outcome, facts: dict[str, Any]
 ) -> None:
     assert (facts["old key"], facts["new key"]) == (401, 200)
     assert facts["key"] < NETWORK
