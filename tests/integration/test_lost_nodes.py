@@ -20,7 +20,7 @@ from support.power import power_off, power_on
 REPLICA = "ray.io/worker-group-replica-name"
 EVICTION_SECONDS = 20
 BOUND = EVICTION_SECONDS + 60
-SECONDS: list[float] = []  # of each loss
+SECONDS: list[float] = []  # from each loss, when nodes are NotReady, until the job is whole
 WHOLE = (32, 32)
 MANIFEST = REPO / "manifests" / "deepseek-v3-512xh100.yaml"
 _Pod = dict[str, Any]
@@ -92,7 +92,11 @@ def _whole_without(api: Api, nodes: list[str]) -> bool:
 
 
 def _lose(api: Api, job: str, lost: list[str], *nodes: str) -> None:
-    """Take the power of nodes, and wait until the job is whole on others."""
+    """Take the power of nodes, and wait until the job is whole on others.
+
+    The time starts when the nodes are NotReady: ``power_off`` does not wait until Kubernetes notices that
+    their kubelets are silent, which depends on its own settings.
+    """
     lost += nodes
     power_off(api, *nodes)
     started = time.monotonic()
@@ -119,7 +123,7 @@ def test_a_node_that_flaps_is_not_chased(api: Api, job: str, lost: list[str]) ->
     row="5",
     point="the kubelet of a node of 64 goes silent; its objects stay",
     witness="condition NodeNotReady, event NodeLost",
-    bound="80 s",
+    bound="80 s after the node is NotReady, without the time in which Kubernetes notices the silence",
     partial="simulated nodes: no training, nothing compared",
 )
 def test_training_pods_of_a_node_without_power_come_back_elsewhere(
@@ -137,7 +141,7 @@ def test_training_pods_of_a_node_without_power_come_back_elsewhere(
     row="12",
     point="the kubelet of a node of an engine of several pods goes silent",
     witness="condition NodeNotReady",
-    bound="80 s",
+    bound="80 s after the node is NotReady, without the time in which Kubernetes notices the silence",
     compared="the other engines' pods are the same",
     partial="simulated nodes: nothing generates",
 )
@@ -157,7 +161,7 @@ def test_an_engine_of_several_pods_moves_to_a_leaf_with_room(api: Api, job: str,
     row="6",
     point="the kubelets of seven training nodes go silent",
     witness="condition NodeNotReady",
-    bound="80 s",
+    bound="80 s after the nodes are NotReady, without the time in which Kubernetes notices the silence",
     partial="simulated nodes: no state to restore",
 )
 @pytest.mark.slow  # the same as for one node, seven times

@@ -197,6 +197,7 @@ class FaultyTrainer(TrainerWorker):
             step, _ = step_and_attempt(path.parent)
             self._die(BEFORE_MARKER, step)
             rename(temporary, path)
+            note("complete", step=step)
             self._die(AFTER_MARKER, step)
 
         files.rename = watched

@@ -106,14 +106,21 @@ def started(pod: dict[str, Any], container: str) -> str:
 
 def kill_rank(job: JobView, number: int = 1) -> None:
     """SIGKILL the process of a rank, as the controller names it; its pod lives on."""
-    signal_rank(job, number, "KILL")
-
-
-def signal_rank(job: JobView, number: int, name: str) -> None:
-    """Send the process of a rank a signal, for example STOP."""
     rank = report(job)["trainers"][number]
     (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    job.exec(pod["metadata"]["name"], "ray-worker", "kill", f"-{name}", str(rank["pid"]))
+    kill_process(job, pod["metadata"]["name"], rank["pid"])
+
+
+def kill_process(job: JobView, pod: str, pid: int) -> None:
+    """SIGKILL a process in the container of a training pod's ranks, and see that it has ended."""
+    job.exec(pod, "ray-worker", "kill", "-9", str(pid))
+    look = f"cat /proc/{pid}/stat 2>/dev/null || echo ') gone'"
+
+    def ended() -> bool:
+        state = job.exec(pod, "ray-worker", "sh", "-c", look).rsplit(")", 1)[1].split()[0]
+        return state in ("gone", "Z", "X")  # Ray may take a while to reap it
+
+    until(f"process {pid} in {pod} is gone", ended, 10, every=0.2)
 
 
 def kill_during_sync(pod: dict[str, Any], pid: int, timeout: float = 120) -> None:

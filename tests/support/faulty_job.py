@@ -3,8 +3,8 @@
     GRPO_TEST_FAULTS=FOLDER python faulty_job.py STORE STEPS
 
 FOLDER has the faults, see at_points. It gets their witnesses, ``ends.jsonl`` (when and why each attempt
-ended), ``restores.jsonl`` (when and from which step each began) and ``stragglers.jsonl`` (the ranks that were
-named after a step).
+ended), ``restores.jsonl`` (when and from which step each began), ``complete.jsonl`` (when a checkpoint became
+complete) and ``stragglers.jsonl`` (the ranks that were named after a step).
 """
 
 import os

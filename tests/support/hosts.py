@@ -74,10 +74,14 @@ class Host:
         self._switch.ip("link", "set", self._port, "down" if out else "up")
 
     @property
+    def carrier(self) -> bool:
+        """True while the interface has a carrier."""
+        return self._of_interface("carrier") == 1
+
+    @property
     def outages(self) -> int:
         """Number of times that the interface has lost its carrier."""
-        counter = self._system / "class" / "net" / "eth0" / "carrier_down_count"
-        return int(_run(*self.command("cat", str(counter))))
+        return self._of_interface("carrier_down_count")
 
     @contextmanager
     def flapping(self, times: int, seconds: float) -> Iterator[None]:
@@ -129,6 +133,9 @@ class Host:
     def remove(self) -> None:
         self._inside.shutdown(wait=False)
         self._space.end()
+
+    def _of_interface(self, name: str) -> int:
+        return int(_run(*self.command("cat", str(self._system / "class" / "net" / "eth0" / name))))
 
     def _enter(self) -> None:
         with Path(f"/proc/{self._space.pid}/ns/net").open() as space:

@@ -11,7 +11,7 @@ from typing import Any
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE
-from support.faults import kill_container, report, step_of
+from support.faults import kill_container, kill_process, report, step_of
 
 SHARE = 0.1  # of the steps have a fault
 _OPERATOR = "app.kubernetes.io/name=grpo-operator"
@@ -126,7 +126,7 @@ class Soak:
         name = pods[0]["metadata"]["name"]
 
         def kill() -> str:
-            self.job.exec(name, "ray-worker", "kill", "-9", str(rank["pid"]))
+            kill_process(self.job, name, rank["pid"])
             return f"{rank['rank']} in {name}"
 
         return kill

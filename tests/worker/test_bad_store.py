@@ -31,7 +31,8 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.fault(
     row="21",
     point="the file system of the checkpoints is full, then does not answer the ranks, then is read-only",
-    witness="the filler is there and nothing was saved; files that waited; the error names the file system",
+    witness="no checkpoint became complete while the filler was there, and the next one did; files that "
+    "waited; the error names the file system",
     bound="no step takes 20 s while it is full or slow; after it is writable, the next step ends in 300 s",
     compared="samples, losses and weights of all steps of an undisturbed run, bitwise",
 )
@@ -42,6 +43,10 @@ def test_a_store_that_is_full_slow_or_read_only(disturbed: Run, undisturbed_job:
     full = disturbed.witness(NO_ROOM)["at"]
     (room,) = disturbed.notes("room")
     assert room["step"] == NO_ROOM.step + FULL_STEPS and room["at"] > full
+    complete = disturbed.notes("complete")
+    assert not [one for one in complete if full < one["at"] < room["at"]], "a checkpoint became complete"
+    after = next(one for one in complete if one["at"] >= room["at"])
+    assert after["step"] <= STANDS[0].step + STUCK_STEPS, "no checkpoint was saved although there was room"
     for fault in STANDS:
         (waited,) = disturbed.notes(f"waited-{fault.rank}")
         assert waited["step"] == fault.step + STUCK_STEPS

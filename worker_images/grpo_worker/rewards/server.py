@@ -15,13 +15,13 @@ from grpo_worker.rewards.base import Item, RewardError
 log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-# Too many requests, bad gateway, service unavailable, gateway timeout: a server without room for a request,
-# and a proxy's answers while its server is down.
-_AWAY = frozenset({429, 502, 503, 504})
 
 
 class HttpVerifier:
     """Verifier that calls a server and retries until failures have lasted ``timeoutSeconds``.
+
+    It raises ConnectionError then if the server is away, and RewardError if it refuses the request or answers
+    without scores.
 
     Raises ValueError for an invalid URL.
     """
@@ -42,11 +42,11 @@ class HttpVerifier:
         self.failures = 0
 
     def check(self, item: Item) -> None:
-        """Judge one answer. Raises ConnectionError at once while the server is down; the caller waits."""
+        """Judge one answer. Raises ConnectionError at once while the server is away; the caller waits."""
         self._judge([item], waits=False)
 
     def score(self, items: Sequence[Item]) -> list[float]:
-        """Return one reward per item; wait for a server that is down."""
+        """Return one reward per item; wait for a server that is away."""
         return self._judge(items, waits=True)
 
     def _judge(self, items: Sequence[Item], waits: bool) -> list[float]:
@@ -72,6 +72,8 @@ class HttpVerifier:
 
     def _unreachable(self, problem: Exception) -> ConnectionError:
         remedy = "start the server, or correct the address"
+        if isinstance(problem, httpx.HTTPStatusError):
+            remedy = "look for the reason in the log of the server, or of the proxy before it"
         if isinstance(problem, httpx.TimeoutException):
             remedy = f"speed the server up, or raise spec.reward.timeoutSeconds={self._patience:g}"
         return ConnectionError(f"{self._name}: {problem!r}: {remedy}")
@@ -84,9 +86,14 @@ class HttpVerifier:
 
 
 def _is_away(problem: Exception) -> bool:
-    """Return whether the server is unreachable, rather than answering wrongly."""
+    """Return whether the server is unreachable, fails or has no room, rather than answering wrongly.
+
+    Its failure may be a lack of memory, a lost database, or a proxy's word for a server that is down. Other
+    statuses mean that the request is wrong, which waiting does not change.
+    """
     if isinstance(problem, httpx.HTTPStatusError):
-        return problem.response.status_code in _AWAY
+        response = problem.response
+        return response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
     return isinstance(problem, httpx.TransportError)
 
 

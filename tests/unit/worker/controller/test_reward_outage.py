@@ -1,9 +1,10 @@
-"""A node that starts no reward process for hours: the trainers wait, alive, and nothing is lost."""
+"""No reward process starts, or the server fails, for hours: the trainers wait, alive, and nothing is lost."""
 
 import errno
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.controller.main import run
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.data.tasks import Record
-from grpo_worker.rewards.verifiers import FunctionVerifier, Item
+from grpo_worker.rewards.verifiers import FunctionVerifier, HttpVerifier, Item
 from grpo_worker.rollout.sampling import Sample
 from support.clocks import FakeClock
 from support.loop_world import World
 from support.objects import job, spec_of
 from support.parking import OUTAGE
+from support.reward_servers import reward_server
 
 FUNCTION = "def compute_score(solution_str): return float(int(solution_str) % 2)"
 
@@ -78,6 +80,45 @@ def test_a_step_whose_reward_processes_do_not_start_for_hours_waits(
     assert (status.phase, status.attempt, world.starts, status.times_parked) == (Phase.SUCCEEDED, 1, 1, 1)
     assert world.clock.now() >= 1000 + OUTAGE
     assert any("spec.reward.function=" in seen.waiting for seen in world.seen)
+
+
+@pytest.mark.fault(
+    row="25",
+    point="the reward server answers all requests with status 500 for half an hour",
+    witness="the message names the field and the status; parked once",
+    compared="ledger of an undisturbed run, with its rewards",
+    partial="stand-in ranks and time",
+)
+def test_a_step_whose_reward_server_fails_waits_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = World(tmp_path / "calm").run()
+    world = World(tmp_path / "late")
+    monkeypatch.setattr(
+        "grpo_worker.rewards.server.time", SimpleNamespace(sleep=world.clock.sleep, monotonic=world.clock.now)
+    )
+    began: list[float] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        began.append(world.clock.now())
+        if world.clock.now() < began[0] + OUTAGE / 4:
+            return 500, {}
+        return 200, {"scores": [float(int(item["solution_str"]) % 2) for item in body["items"]]}
+
+    with reward_server(answer) as (url, _):
+        judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=300))
+        record = Record("mine", "", {})
+
+        def score(samples: list[Sample]) -> list[float]:
+            return judge.score([Item(s.prompt_index, str(s.ids[0]), record) for s in samples])
+
+        world.engines.score = score  # type: ignore[method-assign]
+        assert world.run() == calm, "the same samples of the same attempt, with the same rewards"
+    status = world.board.get()
+    assert (status.phase, status.attempt, world.starts, status.times_parked) == (Phase.SUCCEEDED, 1, 1, 1)
+    assert world.clock.now() >= began[0] + OUTAGE / 4
+    reasons = [seen.waiting for seen in world.seen if seen.waiting]
+    assert reasons and all("spec.reward.url=" in reason and "500" in reason for reason in reasons)
 
 
 def test_a_job_that_begins_on_such_a_node_waits_with_a_back_off(

@@ -1,10 +1,7 @@
 """Scoring by a server that may be down for a while."""
 
-import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -12,40 +9,20 @@ import pytest
 from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record
 from grpo_worker.rewards.verifiers import HttpVerifier, Item, RewardError
+from support.reward_servers import Judge, reward_server
 
 
 def items(*answers: str) -> list[Item]:
     return [Item(i, answer, Record("mine", "yes", {})) for i, answer in enumerate(answers)]
 
 
-class _Server(BaseHTTPRequestHandler):
-    answers: list[tuple[int, Any]]
-    requests: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.requests.append(body)
-        code, answer = self.answers.pop(0)
-        data = json.dumps(answer).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None: ...
-
-
 @pytest.fixture
-def server() -> Iterator[tuple[str, type[_Server]]]:
-    handler = type("Handler", (_Server,), {"answers": [], "requests": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}/judge", handler
-        running.shutdown()
+def server() -> Iterator[tuple[str, type[Judge]]]:
+    with reward_server() as running:
+        yield running
 
 
-def test_a_failed_request_to_the_server_is_repeated(server: tuple[str, type[_Server]]) -> None:
+def test_a_failed_request_to_the_server_is_repeated(server: tuple[str, type[Judge]]) -> None:
     url, handler = server
     handler.answers += [(500, {}), (200, {"scores": [1]}), (200, {"scores": [1, 0.5]})]
     judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
@@ -69,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_server_that_is_briefly_down_is_retried(
-    server: tuple[str, type[_Server]], clock: list[float]
+    server: tuple[str, type[Judge]], clock: list[float]
 ) -> None:
     url, handler = server
     handler.answers += [(503, {})] * 5 + [(200, {"scores": [1]})]
@@ -80,14 +57,15 @@ def test_a_server_that_is_briefly_down_is_retried(
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ((500, {}), "500"),
+        ((400, {}), "400"),
         ((404, {}), "404"),
+        ((422, {}), "422"),
         ((200, {"scores": [float("nan")]}), r"scores\[0\]=nan: give finite numbers"),
         ((200, {"points": [1]}), "KeyError"),
     ],
 )
 def test_a_server_that_never_answers_stops_the_step(
-    server: tuple[str, type[_Server]], clock: list[float], answer: tuple[int, Any], problem: str
+    server: tuple[str, type[Judge]], clock: list[float], answer: tuple[int, Any], problem: str
 ) -> None:
     url, handler = server
     handler.answers += [answer] * 9
@@ -97,14 +75,14 @@ def test_a_server_that_never_answers_stops_the_step(
     assert judge.failures == len(handler.requests) == 4 and sum(clock) <= 5
 
 
-@pytest.mark.parametrize("code", [429, 502, 503, 504])
-def test_http_errors_are_not_scored_as_wrong_answers(
-    server: tuple[str, type[_Server]], clock: list[float], code: int
+@pytest.mark.parametrize("code", [429, 500, 501, 502, 503, 504, 599])
+def test_a_server_that_fails_or_has_no_room_is_waited_for(
+    server: tuple[str, type[Judge]], clock: list[float], code: int
 ) -> None:
     url, handler = server
     handler.answers += [(code, {})] * 9
     judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
-    with pytest.raises(ConnectionError, match=rf"^spec\.reward\.url=http://127.*{code}.*start the server"):
+    with pytest.raises(ConnectionError, match=rf"^spec\.reward\.url=http://127.*{code}.*: look for .* log"):
         judge.check(items("a")[0])
     assert len(handler.requests) == 1 and not clock  # immediately: the caller waits
     with pytest.raises(ConnectionError, match=f"{code}"):

@@ -20,7 +20,7 @@ from grpo_worker.rollout.engine_pool import SyncError
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
-# Too few engines have the version, none serves it or keeps its experts, the reward server does not
+# Too few engines have the version, none serves it or keeps its experts, the reward server fails or does not
 # answer, or no process of the reward function starts.
 AWAY = (SyncError, TimeoutError, ConnectionError, ExpertsLostError)
 _T = TypeVar("_T")
