@@ -42,8 +42,8 @@ from support.faults import (
     kill_rank,
     main_process,
     report,
-    signal_rank,
     step_of,
+    stop_rank,
     uids,
     until,
     wait_step,
@@ -77,7 +77,7 @@ def rank(job: JobView) -> str:
 def rank_stopped(job: JobView) -> str:
     """Stop the last rank's process, so that NCCL's calls of the other ranks never return."""
     before = report(job)
-    signal_rank(job, -1, "STOP")
+    stop_rank(job, -1)
     until("a new attempt", lambda: report(job)["attempt"] > before["attempt"], HANG + PATIENCE)
     said = str(report(job)["lastFailure"])
     until(

@@ -106,9 +106,20 @@ def started(pod: dict[str, Any], container: str) -> str:
 
 def kill_rank(job: JobView, number: int = 1) -> None:
     """SIGKILL the process of a rank, as the controller names it; its pod lives on."""
+    kill_process(job, *_process(job, number))
+
+
+def stop_rank(job: JobView, number: int) -> None:
+    """SIGSTOP the process of a rank, as the controller names it."""
+    pod, pid = _process(job, number)
+    job.exec(pod, "ray-worker", "kill", "-STOP", str(pid))
+
+
+def _process(job: JobView, number: int) -> tuple[str, int]:
+    """Return the pod of a rank, and the process in it."""
     rank = report(job)["trainers"][number]
     (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
-    kill_process(job, pod["metadata"]["name"], rank["pid"])
+    return str(pod["metadata"]["name"]), int(rank["pid"])
 
 
 def kill_process(job: JobView, pod: str, pid: int) -> None:
