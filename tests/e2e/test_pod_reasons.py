@@ -24,7 +24,7 @@ def _image(spec: Spec) -> None:
 
 
 def _claim(spec: Spec) -> None:
-    spec["model"] = {"path": "preset:tiny-moe", "volume": {"mountPath": "/models", "pvc": "no-claim"}}
+    spec["checkpoint"]["store"] = {"pvc": "no-claim"}
 
 
 def _node(spec: Spec) -> None:
