@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from grpo_devcluster.chromium import chromium
 from grpo_devcluster.follow import JobView
 from support.browser import browser_page
 from support.faults import wait_step
@@ -12,12 +13,13 @@ from support.jobs import ENDED, Start
 from support.run_pages import metrics_of, series
 
 pytestmark = pytest.mark.slow  # brings 200 MB of packages once
-STEPS = 12
+STEPS = 40
 HEADER = "document.querySelector('header').textContent"
 
 
 @pytest.fixture
 def job(start: Start) -> JobView:
+    chromium()  # its packages take longer than the job
     job = start("shown", steps=STEPS)
     wait_step(job, 3)
     return job

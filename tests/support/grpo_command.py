@@ -20,7 +20,9 @@ def page_of(job: str) -> Iterator[str]:
     with subprocess.Popen(_command("ui", job, "--no-browser"), stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         try:
-            yield serving.stdout.readline().strip()
+            url = serving.stdout.readline().strip()
+            assert url, f"{job} has no page now"
+            yield url
         finally:
             serving.terminate()  # a shell lets what runs in its background ignore SIGINT
 
