@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from grpo_operator.api import manifest_yaml
 from grpo_operator.api.names import RESUME_ANNOTATION, rollout_pool
 from grpo_operator.cli.kubectl import cluster_names, requests, serving
 from grpo_operator.cli.kubectl import events as job_events
@@ -221,6 +220,8 @@ def fork(
     with errors():
         values = dict(map(parsed, changes or []))
         manifest = fork_manifest(cluster.job(job), name, step, values)
+        from grpo_operator.api import manifest_yaml  # takes a while, and few commands need it
+
         text = manifest_yaml.dump(manifest)
         if not dry_run:
             show_changed(partial(cluster.text, "create", "-f", "-", stdin=text), output)

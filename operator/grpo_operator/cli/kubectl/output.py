@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_operator.api import manifest_yaml
 from grpo_operator.cli.kubectl.arguments import errors
 
 
@@ -29,6 +28,8 @@ def show(content: dict[str, Any], output: str) -> bool:
     if output == "json":
         typer.echo(json.dumps(content, indent=2))
     elif output == "yaml":
+        from grpo_operator.api import manifest_yaml  # takes a while, and few commands need it
+
         typer.echo(manifest_yaml.dump(content), nl=False)
     return output != "text"
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_operator.api import manifest_yaml
 from grpo_operator.api.names import export_folder, job_store, writer
 from grpo_operator.cli.kubectl.arguments import Job, errors
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
@@ -45,6 +44,8 @@ def serve(
             path = _export(cluster, found, of, quantization, wait, dry_run, output)
         pool = name or f"{job}-{of}"
         manifest = served(found, _engines(cluster, found), path, pool, replicas, quantization)
+        from grpo_operator.api import manifest_yaml  # takes a while, and few commands need it
+
         text = manifest_yaml.dump(manifest)
         if dry_run:
             if not show(manifest, output):
