@@ -91,11 +91,16 @@ def node_capacity(node: dict[str, Any]) -> NodeCapacity | None:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The first pod that fits on no node. ``placed``: pods of its pool that fit. ``nodes``: node count."""
+    """The first pod that fits on no node.
+
+    ``placed``: pods of its pool that fit. ``nodes``: number of nodes, of which ``selected`` have the labels
+    of its nodeSelector.
+    """
 
     request: PodRequest
     placed: int
     nodes: int
+    selected: int
 
     def text(self, qualifier: str) -> str:
         """Return a message with field, value and capacity, which ends with ``qualifier``."""
@@ -105,10 +110,20 @@ class Missing:
             each += f", {request.gpus} GPUs"
         if request.host_network:
             each += ", one on a node because of scheduling.rdma.hostNetwork"
+        selector = ", ".join(f"{key}={value}" for key, value in request.node_selector.items())
+        which = (
+            f", of which {self.selected} have the labels of nodeSelector ({selector})," if selector else ""
+        )
         return (
             f"{request.field_name}={request.count}: only {self.placed} of {request.count} {request.pool} "
-            f"pods ({each} each) fit on the {self.nodes} schedulable nodes of this cluster {qualifier}"
+            f"pods ({each} each) fit on the {self.nodes} schedulable nodes of this cluster{which} {qualifier}"
         )
+
+    @property
+    def remedy(self) -> str:
+        if self.request.node_selector and not self.selected:
+            return "label nodes, or correct nodeSelector"
+        return f"add nodes or lower {self.request.field_name}"
 
 
 def _ready(node: dict[str, Any]) -> bool:
@@ -131,7 +146,8 @@ def place(requests: Sequence[PodRequest], free: list[NodeCapacity]) -> Missing |
         for _ in range(request.count):
             node = next((node for node in free if node.fits(request)), None)
             if node is None:
-                return Missing(request, placed[request.pool], len(free))
+                selected = sum(request.node_selector.items() <= one.labels.items() for one in free)
+                return Missing(request, placed[request.pool], len(free), selected)
             node.take(request)
             placed[request.pool] += 1
     return None
@@ -159,5 +175,4 @@ def infeasible(requests: Sequence[PodRequest], nodes: Sequence[dict[str, Any]]) 
     missing = place(requests, node_capacities(nodes))
     if missing is None:
         return None
-    field_name = missing.request.field_name
-    return f"{missing.text('even when the nodes are empty')}: add nodes or lower {field_name}"
+    return f"{missing.text('even when the nodes are empty')}: {missing.remedy}"
