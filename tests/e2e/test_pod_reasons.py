@@ -37,7 +37,11 @@ def _secret(spec: Spec) -> None:
 
 
 def _memory(spec: Spec) -> None:
-    _overlay(spec, {"resources": {"requests": {"memory": "48Mi"}, "limits": {"memory": "48Mi"}}})
+    # An engine allocates more than this while it imports. A limit that is met by files alone, as Ray's
+    # processes would have with less, makes the kernel read them again and again.
+    little = {"requests": {"memory": "192Mi"}, "limits": {"memory": "192Mi"}}
+    container = {"name": "engine", "resources": little}
+    spec["rollout"]["template"]["podTemplate"] = {"spec": {"containers": [container]}}
 
 
 def _argument(spec: Spec) -> None:
