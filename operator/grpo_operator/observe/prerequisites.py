@@ -1,6 +1,7 @@
 """Prerequisites in the cluster: KubeRay, and CRDs that are as new as the operator."""
 
 import time
+from functools import cache
 from typing import Any
 
 from grpo_operator.api.base import API_VERSION, Model
@@ -15,6 +16,11 @@ from grpo_operator.plan.compatibility import crd_problem
 _KUBERAY_SECONDS = 600.0  # between two reads of KubeRay's schema, which is large
 _CRD_SECONDS = 60.0  # between two reads of the operator's own schemas
 _SPECS: dict[str, type[Model]] = {"GRPOJob": GRPOJobSpec, "RolloutPool": RolloutPoolSpec}
+
+
+@cache
+def _own_crds() -> tuple[dict[str, Any], ...]:
+    return grpojob_crd(), rolloutpool_crd()  # takes a while
 
 
 class Prerequisites:
@@ -46,7 +52,7 @@ class Prerequisites:
         schemas, problems = await self._kube.schemas(f"apis/{API_VERSION}"), []
         specs: dict[type[Model], dict[str, Any]] = {}
         self._cache.older_statuses = {}
-        for crd in (grpojob_crd(), rolloutpool_crd()):
+        for crd in _own_crds():
             kind = crd["spec"]["names"]["kind"]
             served: dict[str, Any] = next((s for name, s in schemas.items() if name.endswith(f".{kind}")), {})
             schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]

@@ -7,6 +7,8 @@ operator which accepted it knows.
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from grpo_operator.api import names
 from grpo_operator.api.base import Model
 from grpo_operator.api.unknown_fields import unknown_fields
@@ -33,12 +35,15 @@ def spec_of(model: type[_Spec], obj: dict[str, Any], accepted: bool, served: Ser
     Unknown fields are refused until the object is ``accepted``, unless they have the defaults of newer CRDs.
     Afterwards a newer operator has accepted them, and an older one must not stop what runs.
     """
-    spec = model.of_any_release(obj["spec"])
+    data = obj["spec"]
     if accepted:
+        return model.of_any_release(data)
+    try:
+        return model.model_validate(data)
+    except ValidationError:
+        spec = model.of_any_release(data)
+        model.model_validate(without_later_defaults(data, spec, served.get(model) or {}))
         return spec
-    known = without_later_defaults(obj["spec"], spec, served.get(model) or {})
-    strict = model.model_validate(known)
-    return strict if known == obj["spec"] else spec
 
 
 def note_unknown_fields(conditions: Conditions, spec: Model) -> None:
