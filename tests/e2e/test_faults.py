@@ -39,15 +39,13 @@ from support.faults import (
 from support.grpo_command import grpo, page_of
 from support.jobs import ENDED, Start
 from support.runs import Outcome, Undisturbed, recoveries
-from support.soak import KINDS, SHARE, Soak
+from support.soak import GPUS, KINDS, RECOVERED, SHARE, Soak, gpu_seconds
 from support.stored_samples import assert_ids_are_texts
 
 DEADLINE = 20  # seconds of weightSync.timeoutSeconds
-RECOVERED = 900.0  # seconds from the last random fault until a step that was never finished before
 MANY, FEWER = 2000, 1000  # steps that the job is to train, until tests lower their number
 REST = 3  # steps after the last fault
 SOAK_MINUTES, SEED = 6, 1
-GPUS = 4  # two ranks and two engines, of which each counts as one
 POOL_TIMEOUT = 4 * DEADLINE  # seconds that a step waits for engines before the trainers are parked
 
 
@@ -412,12 +410,11 @@ def test_the_operator_may_be_away(job: JobView) -> None:
 def test_random_faults_for_minutes_end_no_job(job: JobView) -> None:
     # Without Redis the loss of Ray's head takes the pods along, which test_ray_head.py tests.
     soak = Soak(job, SEED, tuple(kind for kind in KINDS if kind != "ray head"))
-    first, began, before = step_of(job), time.monotonic(), _gpu_seconds(job)
+    first, began, before = step_of(job), time.monotonic(), sum(gpu_seconds(job).values())
     soak.run(SOAK_MINUTES * 60)
-    last = until("the furthest step", lambda: max(step_of(job), 0), RECOVERED)
-    wait_step(job, last + 1, RECOVERED)
+    last = soak.wait_for_new_step()
     print(soak.counts(), soak.missed, last - first, flush=True)
-    share = (_gpu_seconds(job) - before) / (GPUS * (time.monotonic() - began))
+    share = (sum(gpu_seconds(job).values()) - before) / (GPUS * (time.monotonic() - began))
     assert abs(share - 1) < 0.05, "the account of GPU time has a gap"
     assert soak.faults, "no fault was drawn"
     assert len(soak.faults) + len(soak.missed) >= SHARE * (last - first) / 2, "fewer faults than drawn"
@@ -449,11 +446,6 @@ def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
         f"{prompt}.{number}" for prompt in range(8 * job.status()["totalSteps"]) for number in range(16)
     )
     assert all(e["version"] == e["step"] - 1 for e in entries), "sampled with another policy"
-
-
-def _gpu_seconds(job: JobView) -> float:
-    """Return the seconds of all GPUs that the job has accounted for."""
-    return float(sum(until("a report", lambda: report(job)["gpuSeconds"], 60).values()))
 
 
 def _behind(job: JobView, pod: dict[str, Any]) -> bool:

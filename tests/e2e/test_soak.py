@@ -11,11 +11,11 @@ import pytest
 
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.results import record_from_test
-from support.faults import report, step_of, until, wait_step
+from support.faults import report, step_of, wait_step
 from support.jobs import Start
 from support.redis import head_state
 from support.runs import Outcome, recoveries
-from support.soak import SHARE, Soak
+from support.soak import GPUS, SHARE, Soak, gpu_seconds
 
 MINUTES = float(os.environ.get("GRPO_SOAK_MINUTES", "6"))
 PROMPTS = int(os.environ.get("GRPO_SOAK_PROMPTS", "8"))  # of a step: it takes longer with more
@@ -26,7 +26,6 @@ ETTR, HOUR = 90.0, 60.0
 MANY = 100_000  # steps: the time ends the runs
 LOST = ("idle", "replayed")
 STARTED = 1500.0  # seconds until a job has made two steps, on a machine that does other work too
-RECOVERED = 900.0  # seconds from the last fault until a step that was never finished before is finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(int(MINUTES * 60 * 3 + 3600))]
 
@@ -53,7 +52,7 @@ def _start(start: Start, name: str, head: dict[str, Any]) -> JobView:
 
 def _gpu_seconds(job: JobView) -> tuple[float, float]:
     """Return all GPU seconds of the run, and those that were neither idle nor repeated."""
-    seconds = until("a report", lambda: report(job)["gpuSeconds"], 60)
+    seconds = gpu_seconds(job)
     return float(sum(seconds.values())), float(sum(v for use, v in seconds.items() if use not in LOST))
 
 
@@ -70,8 +69,7 @@ def test_random_faults_change_no_bit(start: Start, head: dict[str, Any]) -> None
     soak, began = Soak(job, SEED), time.monotonic()
     first, before = step_of(job), _gpu_seconds(job)
     soak.run(MINUTES * 60)
-    last = until("the furthest step", lambda: max(step_of(job), 0), RECOVERED)
-    wait_step(job, last + 1, RECOVERED)
+    soak.wait_for_new_step()
     wall, after, steps = time.monotonic() - began, _gpu_seconds(job), step_of(job)
     status, store = job.status(), job.store()
     assert status["restarts"]["job"] == 0, "a fault was taken for an error of the job"
@@ -81,7 +79,6 @@ def test_random_faults_change_no_bit(start: Start, head: dict[str, Any]) -> None
     outcome.assert_same(calm)
     seconds = statistics.median(record["timing_s/step"] for record in calm.records)
     assert soak.faults and repaired, "no fault has ended an attempt"
-    gpus = 4  # two ranks and two engines, of which each counts as one
     figures = {
         "soak_minutes": round(wall / 60, 1),
         "soak_faults": len(soak.faults),
@@ -90,14 +87,14 @@ def test_random_faults_change_no_bit(start: Start, head: dict[str, Any]) -> None
         "soak_prompts": PROMPTS,
         "soak_head_in_redis": int(HEAD == "redis"),
         "soak_step_seconds": round(seconds, 2),
-        "ettr_soak_pct": round(100 * (after[1] - before[1]) / (gpus * wall), 1),
+        "ettr_soak_pct": round(100 * (after[1] - before[1]) / (GPUS * wall), 1),
         "soak_speed_pct": round(100 * (steps - first) * seconds / wall, 1),
         "recovery_seconds_p50": round(statistics.median(one["seconds"] for one in repaired), 1),
         "recovery_seconds_max": round(max(one["seconds"] for one in repaired), 1),
     }
     print(figures, soak.counts(), soak.missed, repaired, flush=True)
     record_from_test("reliability", figures)
-    assert abs((after[0] - before[0]) / (gpus * wall) - 1) < 0.1, "the account of GPU time has a gap"
+    assert abs((after[0] - before[0]) / (GPUS * wall) - 1) < 0.1, "the account of GPU time has a gap"
     assert len(soak.faults) + len(soak.missed) >= SHARE * (steps - first) / 2, "fewer faults than drawn"
     if os.environ.get("GRPO_RECORD") == "1" and MINUTES >= HOUR and HEAD == "redis":
         assert figures["ettr_soak_pct"] >= ETTR

@@ -11,9 +11,11 @@ from typing import Any
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE
-from support.faults import kill_container, kill_process, report, step_of
+from support.faults import kill_container, kill_process, report, step_of, until, wait_step
 
 SHARE = 0.1  # of the steps have a fault
+RECOVERED = 900.0  # seconds from the last fault until a step that was never finished before is finished
+GPUS = 4  # two ranks and two engines, of which each counts as one
 _OPERATOR = "app.kubernetes.io/name=grpo-operator"
 # Kind of fault -> pool and container whose first process gets SIGKILL.
 _CONTAINERS = {
@@ -60,6 +62,12 @@ class Soak:
                 self.inject(step)
             furthest = max(furthest, step)
             time.sleep(0.2)
+
+    def wait_for_new_step(self) -> int:
+        """Wait for a step that was never finished before, when no more faults come; return the one before."""
+        last = until("the furthest step", lambda: max(step_of(self.job), 0), RECOVERED)
+        wait_step(self.job, last + 1, RECOVERED)
+        return int(last)
 
     def inject(self, step: int) -> None:
         """Inject the next fault; return after it has happened."""
@@ -130,6 +138,11 @@ class Soak:
             return f"{rank['rank']} in {name}"
 
         return kill
+
+
+def gpu_seconds(job: JobView) -> dict[str, float]:
+    """Return the seconds of all GPUs that the job has accounted for, by use."""
+    return dict(until("a report", lambda: report(job)["gpuSeconds"], 60))
 
 
 def _runs(pod: dict[str, Any], container: str) -> bool:
